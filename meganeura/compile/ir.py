@@ -1,0 +1,190 @@
+"""The intermediate representation: ops in program order over cells of memory.
+
+A Cell is a piece of memory (what a Storage is to eager); a Value is what a cell holds between two writes. In-place ops
+give a cell a new Value, so program order alone says what is read. Views are layouts of operands, never nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..dispatch import HostScalar
+from ..dtype import DType
+from ..ops.infer import named
+from ..ops.table import ATTR, LIST, SCALAR, Inferred, Op
+from ..provenance import Site
+from ..storage import Layout, padded_bytes
+
+
+class Cell:
+    """A piece of memory of `elements` elements. `role`: 'value' (made by the graph), 'input' (an argument), 'state' (a
+    tensor met while tracing), 'constant' (made from host data while tracing), 'saved' or 'gradient' (of a backward graph)."""
+
+    __slots__ = ("dtype", "elements", "id", "label", "role")
+
+    def __init__(self, number: int, dtype: DType, elements: int, role: str, label: str = "") -> None:
+        self.id, self.dtype, self.elements, self.role, self.label = number, dtype, elements, role, label
+
+    @property
+    def nbytes(self) -> int:
+        return padded_bytes(self.elements, self.dtype)
+
+    def __repr__(self) -> str:
+        return self.label or f"%{self.id}"
+
+
+class Value:
+    """What a cell holds after its `version`-th write (0: what it held at first)."""
+
+    __slots__ = ("cell", "node", "version")
+
+    def __init__(self, cell: Cell, version: int = 0, node: Node | None = None) -> None:
+        self.cell, self.version, self.node = cell, version, node
+
+    def __repr__(self) -> str:
+        return f"{self.cell}" + (f"'{self.version}" if self.version > (self.cell.role == "value") else "")
+
+
+class Operand(NamedTuple):
+    """A value seen through a layout."""
+
+    value: Value
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return f"{self.value!r}: {self.layout}"
+
+
+class Node:
+    """One op application. `args` holds a value for every parameter of the op, tensors as Operands. `previous[i]` is the
+    value that output i overwrites (None: the output's cell is new). `parts` names the ops of a fused chain."""
+
+    __slots__ = ("args", "inferred", "op", "outputs", "parts", "previous", "site")
+
+    inferred: Inferred
+
+    def __init__(self, op: Op, args: Sequence[Any], where: Site) -> None:
+        self.op, self.args, self.site = op, tuple(args), where
+        self.outputs: tuple[Operand, ...] = ()
+        self.previous: tuple[Value | None, ...] = ()
+        self.parts: tuple[str, ...] = (op.name,)
+
+    def reads(self) -> Iterator[Operand]:
+        """Operands in the order of Call.inputs, without numbers."""
+        for p, v in zip(self.op.params, self.args, strict=True):
+            if p.kind == LIST:
+                yield from v
+            elif p.kind not in (ATTR, SCALAR) and isinstance(v, Operand):
+                yield v
+
+    def values_read(self) -> Iterator[Value]:
+        """What must be computed before this node: operands, and what a partial overwrite leaves standing."""
+        for operand in self.reads():
+            yield operand.value
+        for out, before in zip(self.outputs, self.previous, strict=True):
+            if before is not None and not covers(out):
+                yield before
+
+    def numbers(self) -> Iterator[Any]:
+        """Python numbers and host scalars among the arguments."""
+        for p, v in zip(self.op.params, self.args, strict=True):
+            if p.kind not in (ATTR, LIST) and v is not None and not isinstance(v, Operand):
+                yield v
+
+    @property
+    def in_place(self) -> bool:
+        return any(v is not None for v in self.previous)
+
+    def replace(self, values: Mapping[Value, Value]) -> None:
+        """Read other values through the same layouts."""
+        self.args = tuple(_replaced(v, values) for v in self.args)
+
+    def named(self) -> dict[str, Any]:
+        """Arguments by name, tensors as layouts (see ops.infer.named)."""
+        return named(self.op, self.args)
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+
+def _replaced(arg: Any, values: Mapping[Value, Value]) -> Any:
+    if isinstance(arg, Operand):
+        return Operand(values.get(arg.value, arg.value), arg.layout)
+    if isinstance(arg, tuple) and arg and isinstance(arg[0], Operand):
+        return tuple(_replaced(a, values) for a in arg)
+    return arg
+
+
+def covers(out: Operand) -> bool:
+    """Whether writing this operand leaves nothing of the cell's earlier contents."""
+    layout, cell = out.layout, out.value.cell
+    return layout.contiguous and layout.offset == 0 and layout.numel == cell.elements
+
+
+def show(value: Any) -> str:
+    """An argument as text."""
+    if isinstance(value, Operand):
+        return repr(value.value)
+    if isinstance(value, tuple) and any(isinstance(v, Operand) for v in value):
+        return "[" + ", ".join(show(v) for v in value) + "]"
+    if isinstance(value, HostScalar):
+        return f"host[{value.index}]"
+    return repr(value)
+
+
+def text_of(node: Node) -> str:
+    """One line: outputs with layouts, op, arguments, the user's line."""
+    outs = ", ".join(repr(o) for o in dict.fromkeys(node.outputs))
+    name = node.op.name if len(node.parts) == 1 else f"{node.op.name}({'+'.join(node.parts)})"
+    args = ", ".join(show(v) for v in node.args)
+    return f"{outs} = {name}({args})"
+
+
+@dataclass
+class Graph:
+    """Nodes in program order and the cells they start from and must leave behind.
+
+    `inputs`: cells that are given, in binding order. `outputs`: cells made by the graph that outlive it (what the caller
+    gets or a backward graph needs). `kept`: the last values of all cells that outlive it, given ones included.
+    `hosts`: (function, count) of the numbers computed by the host at every run, in order.
+    """
+
+    name: str
+    nodes: list[Node]
+    inputs: list[Cell]
+    outputs: list[Cell] = field(default_factory=list)
+    kept: list[Value] = field(default_factory=list)
+    hosts: list[tuple[Callable[[], Sequence[float | int]], int]] = field(default_factory=list)
+
+    def written_inputs(self) -> set[Cell]:
+        """Given cells that the graph overwrites."""
+        given = set(self.inputs)
+        return {o.value.cell for n in self.nodes for o in n.outputs if o.value.cell in given}
+
+    def cells(self) -> list[Cell]:
+        """Cells that the graph makes itself, in order of their first write."""
+        given = set(self.inputs)
+        return list(dict.fromkeys(o.value.cell for n in self.nodes for o in n.outputs if o.value.cell not in given))
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}: {len(self.nodes)} nodes"]
+        lines += [f"  {c!r}: {c.dtype.name}[{c.elements}] {c.role}" for c in self.inputs]
+        width = max((len(repr(n)) for n in self.nodes), default=0)
+        lines += [f"  {n!r:<{min(width, 100)}}  # {n.site}" for n in self.nodes]
+        lines.append("  keep " + ", ".join(repr(v) for v in self.kept))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class Numbers:
+    """Hands out cell numbers."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+
+    def cell(self, dtype: DType, elements: int, role: str, label: str = "") -> Cell:
+        return Cell(next(self._next), dtype, elements, role, label)

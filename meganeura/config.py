@@ -1,0 +1,137 @@
+"""Configuration: one frozen Config, resolved once from arguments and MEGANEURA_* variables. Nothing else reads them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import MeganeuraError
+
+PREFIX = "MEGANEURA_"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def _option(default: Any, doc: str, choices: tuple[str, ...] = (), inert: str = "") -> Any:
+    """A field: its help text, its allowed words, and why it does nothing here (`inert`) where WebGPU has no such thing."""
+    return field(default=default, metadata={"doc": doc, "choices": choices, "inert": inert})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every option. The variable of a field is MEGANEURA_ + its name in capitals."""
+
+    device_id: int | None = _option(None, "PCI device id of the adapter to open (decimal or 0x...); must open, no fallback")
+    backend: str = _option("wgpu", "WebGPU implementation", ("wgpu", "wgpudawn", "dawn", "wgpu-opengl"))
+    disable_coop: bool = _option(False, "never use matrix units")
+    coop_f16: bool = _option(False, "f16 products on matrix units wherever precision allows 'medium'")
+    flash_fwd_coop: bool | None = _option(None, "matrix units in the attention forward kernel (unset: the device table decides)")
+    flash_bwd_coop: bool | None = _option(None, "matrix units in the attention backward kernels (unset: the device table decides)")
+    no_alias: bool = _option(False, "the planner gives every value its own buffer")
+    no_device_local: bool = _option(False, "keep buffers in host memory", inert="WebGPU does not expose memory types")
+    serial_dispatch: bool = _option(False, "submit after every dispatch")
+    no_winograd: bool = _option(False, "never use Winograd convolutions")
+    pin_bufs: bool = _option(False, "the planner never reuses a buffer inside one step")
+    dump_plan: str = _option("", "directory to write session plans to")
+    dump_wgsl: str = _option("", "directory to write every shader to")
+    optimizer: str = _option(
+        "",
+        "rewrite mode of compile, when its argument does not say",
+        ("", "off", "greedy", "egglog-windowed", "egglog-outlined", "egglog-whole"),
+    )
+    egraph_cost: str = _option("tensor-traffic", "cost model of the egglog modes", ("ast-size", "tensor-traffic"))
+    egraph_cutoff: int = _option(300, "largest graph, in nodes, that egglog-whole takes")
+    greedy_pack_swiglu: bool = _option(True, "the greedy engine packs gate and up projections")
+    device_parameters: bool = _option(False, "keep parameters in device-local memory", inert="WebGPU does not expose memory types")
+    reuse_upload: bool = _option(False, "reuse upload heaps", inert="queue.write_buffer owns its staging memory")
+    tune: bool = _option(False, "tune kernels when a session is built")
+    flash_ept_cap: int | None = _option(None, "most head elements a thread in the attention forward kernel")
+    flash_grad_q_ept_cap: int | None = _option(None, "most head elements a thread in the query-gradient kernel")
+    flash_grad_kv_ept_cap: int | None = _option(None, "most head elements a thread in the key/value-gradient kernel")
+    flash_bwd_ept_cap: int | None = _option(None, "most head elements a thread in all attention backward kernels")
+    matmul_k_stage: int | None = _option(None, "K elements staged at a time in GPU matrix products")
+    interleave_columns: bool | None = _option(None, "interleave the columns of packed matrix products (unset: the table decides)")
+    gpu_timing: bool = _option(False, "time every session step with GPU timestamps")
+    gpu_capture: str = _option("", "write a GPU capture", inert="WebGPU has no capture interface; use the vendor's tool")
+    trace: str = _option("", "file to write a Perfetto trace to")
+    debug: bool = _option(False, "verify the IR after every pass and check every buffer on every dispatch")
+    check: bool = _option(False, "compare every eager op with its numpy reference")
+    no_robustness: bool = _option(
+        False, "Dawn only: open the device without bounds checks (kernels whose indices come from data check them themselves)"
+    )
+
+    @property
+    def trusted_modules(self) -> bool:
+        """Whether kernels that are right by construction may run without clamps."""
+        return not (self.debug or self.check)
+
+
+def _parse(name: str, annotation: str, choices: tuple[str, ...], text: str) -> Any:
+    """The value that a variable's text stands for."""
+    word = text.strip()
+    if annotation.startswith("bool"):
+        if word.lower() in _TRUE:
+            return True
+        if word.lower() in _FALSE:
+            return False
+        raise MeganeuraError(f"{PREFIX}{name}={text!r}: expected 1 or 0")
+    if annotation.startswith("int"):
+        try:
+            return int(word, 0)
+        except ValueError:
+            raise MeganeuraError(f"{PREFIX}{name}={text!r}: expected a whole number (decimal or 0x...)") from None
+    if choices and word not in choices:
+        raise MeganeuraError(f"{PREFIX}{name}={text!r}: expected one of {', '.join(repr(c) for c in choices if c)}")
+    return word
+
+
+def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+    """A Config from arguments, then variables, then defaults. Unknown names and options without effect warn."""
+    environ = os.environ if environ is None else environ
+    known = {f.name.upper(): f for f in fields(Config)}
+    values: dict[str, Any] = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(PREFIX):
+            continue
+        option = known.get(variable.removeprefix(PREFIX))
+        if option is None:
+            warnings.warn(f"{variable} is no option of meganeura; there are {', '.join(PREFIX + n for n in known)}", stacklevel=2)
+            continue
+        if option.metadata["inert"]:
+            warnings.warn(f"{variable} has no effect: {option.metadata['inert']}", stacklevel=2)
+        values[option.name] = _parse(option.name.upper(), str(option.type), option.metadata["choices"], text)
+    for name, value in arguments.items():
+        if name.upper() not in known:
+            raise TypeError(f"no option {name!r}; there are {', '.join(n.lower() for n in known)}")
+        if value is not None:
+            values[name] = value
+    return Config(**values)
+
+
+def describe() -> list[tuple[str, Any, str]]:
+    """(variable, default, text) an option, for the documentation and `python -m meganeura info`."""
+    rows = []
+    for f in fields(Config):
+        inert = f.metadata["inert"]
+        rows.append((PREFIX + f.name.upper(), f.default, f.metadata["doc"] + (f" (no effect: {inert})" if inert else "")))
+    return rows
+
+
+_current: Config | None = None
+
+
+def current() -> Config:
+    """The process's Config, resolved at the first call."""
+    global _current
+    if _current is None:
+        _current = resolve()
+    return _current
+
+
+def configure(**arguments: Any) -> Config:
+    """Resolve again, with arguments taking precedence; what was opened before keeps the Config it was opened with."""
+    global _current
+    _current = resolve(**arguments)
+    return _current

@@ -1,0 +1,296 @@
+"""The one shim for what the WebGPU packages do not offer publicly: their cffi libraries, handles and error-raising calls.
+
+In: the package `wgpu` (wgpu-native) or `wgpudawn` (Dawn). Out: a Native with the C functions the rest of gpu/ calls.
+Raw functions (`set_pipeline`, `dispatch`, ...) are used while encoding only, where errors wait for `finish`; whatever
+creates, finishes or submits goes through the package's error-raising form, so that no failure reaches a submit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+from ..errors import DeviceError
+
+STORAGE_USAGE = 0x80 | 0x04 | 0x08  # STORAGE | COPY_SRC | COPY_DST
+UNIFORM_USAGE = 0x40 | 0x08  # UNIFORM | COPY_DST
+STAGING_USAGE = 0x01 | 0x08  # MAP_READ | COPY_DST
+QUERY_USAGE = 0x200 | 0x04  # QUERY_RESOLVE | COPY_SRC
+_MAP_READ = 1
+
+_PACKAGES = {"wgpu": ("wgpu", "wgpu.backends.wgpu_native._api", "0.32."), "dawn": ("wgpudawn", "wgpudawn.backends.dawn._api", "0.32.")}
+_NEEDED = (
+    "wgpuDeviceCreateCommandEncoder",
+    "wgpuCommandEncoderBeginComputePass",
+    "wgpuComputePassEncoderSetPipeline",
+    "wgpuComputePassEncoderSetBindGroup",
+    "wgpuComputePassEncoderDispatchWorkgroups",
+    "wgpuComputePassEncoderEnd",
+    "wgpuComputePassEncoderRelease",
+    "wgpuCommandEncoderFinish",
+    "wgpuCommandEncoderRelease",
+    "wgpuCommandBufferRelease",
+    "wgpuQueueSubmit",
+    "wgpuQueueWriteBuffer",
+    "wgpuQueueOnSubmittedWorkDone",
+    "wgpuDeviceCreateBuffer",
+    "wgpuBufferDestroy",
+    "wgpuBufferRelease",
+    "wgpuBufferMapAsync",
+    "wgpuBufferGetConstMappedRange",
+    "wgpuBufferUnmap",
+    "wgpuDeviceCreateBindGroup",
+    "wgpuBindGroupRelease",
+    "wgpuCommandEncoderCopyBufferToBuffer",
+    "wgpuCommandEncoderResolveQuerySet",
+)
+_NEEDED_BY = {
+    "wgpu": ("wgpuDevicePoll", "wgpuDeviceCreateShaderModuleTrusted", "wgpuQueueGetTimestampPeriod"),
+    "dawn": ("wgpuInstanceWaitAny", "wgpuInstanceProcessEvents"),
+}
+
+
+class Token:
+    """An asynchronous completion: `done` once its callback ran, then `ok` and `message`."""
+
+    __slots__ = ("done", "future", "keep", "message", "ok")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.ok = False
+        self.message = ""
+        self.keep: Any = None
+        self.future: Any = None
+
+    def finish(self, ok: bool, message: str) -> None:
+        self.ok, self.message, self.done = ok, message, True
+
+
+class Native:
+    """One backend's C interface. Made once a process by `load`; all methods are called under the device's lock."""
+
+    def __init__(self, backend: str) -> None:
+        package, api_name, version = _PACKAGES[backend]
+        try:
+            self.package = importlib.import_module(package)
+            api = importlib.import_module(api_name)
+        except ImportError as error:
+            hint = "pip install 'meganeura[dawn]'" if backend == "dawn" else "pip install 'wgpu==0.32.*'"
+            raise DeviceError(f"the WebGPU package {package!r} cannot be imported ({error}); {hint}") from error
+        self.backend = backend
+        self.api = api
+        self._check(package, version)
+        self.lib, self.ffi, self.safe = api.lib, api.ffi, api.libf
+        self.errors: tuple[type[Exception], ...] = (self.package.GPUError,)
+        self._bind_functions()
+        self._make_structs()
+
+    def _check(self, package: str, version: str) -> None:
+        """Start-up check: the pinned version and every private name used here."""
+        found = self.package.__version__
+        if not found.startswith(version):
+            raise DeviceError(f"{package} {found} is installed; meganeura needs {package}=={version}*")
+        lost = [n for n in ("lib", "ffi", "libf", "GPUShaderModule") if not hasattr(self.api, n)]
+        if not lost:
+            lost = [n for n in _NEEDED + _NEEDED_BY[self.backend] if not hasattr(self.api.lib, n) or not hasattr(self.api.libf, n)]
+        if lost:
+            raise DeviceError(f"{package} {found} lacks {', '.join(lost)}; reinstall {package}=={version}*")
+
+    def _bind_functions(self) -> None:
+        lib, safe = self.lib, self.safe
+        self.create_encoder = lib.wgpuDeviceCreateCommandEncoder
+        self.begin_pass = lib.wgpuCommandEncoderBeginComputePass
+        self.set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        self.set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
+        self.dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        self.end_pass = safe.wgpuComputePassEncoderEnd
+        self.release_pass = lib.wgpuComputePassEncoderRelease
+        self.release_encoder = lib.wgpuCommandEncoderRelease
+        self.release_commands = lib.wgpuCommandBufferRelease
+        self.release_bind_group = lib.wgpuBindGroupRelease
+        self.release_buffer = lib.wgpuBufferRelease
+        self.destroy_buffer = safe.wgpuBufferDestroy
+        self.copy = safe.wgpuCommandEncoderCopyBufferToBuffer
+        self.resolve = safe.wgpuCommandEncoderResolveQuerySet
+
+    def _make_structs(self) -> None:
+        ffi, lib = self.ffi, self.lib
+        self.NULL = ffi.NULL
+        self._buffer = ffi.new("WGPUBufferDescriptor *")
+        self._group = ffi.new("WGPUBindGroupDescriptor *")
+        self._entries = ffi.new("WGPUBindGroupEntry[]", 64)
+        self._commands = ffi.new("WGPUCommandBuffer[]", 64)
+        self._group.entries = self._entries
+        self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._done_info = ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+        if self.backend == "wgpu":
+            self._map_callback = self._callback("WGPUMapAsyncStatus", lib.WGPUMapAsyncStatus_Success)
+            self._done_callback = self._callback("WGPUQueueWorkDoneStatus", lib.WGPUQueueWorkDoneStatus_Success)
+            mode = lib.WGPUCallbackMode_AllowProcessEvents
+        else:
+            from wgpudawn.backends.dawn import _ffi  # the package's registry of static callbacks
+
+            self._registry, mode = _ffi.callbacks, _ffi.CALLBACK_MODE
+            self._map_callback = _ffi.c_callback("WGPUBufferMapCallback")
+            self._done_callback = _ffi.c_callback("WGPUQueueWorkDoneCallback")
+            self._wait_info = ffi.new("WGPUFutureWaitInfo *")
+        self._map_info.mode = self._done_info.mode = mode
+        self._map_info.callback, self._done_info.callback = self._map_callback, self._done_callback
+
+    def _callback(self, status_type: str, success: int) -> Any:
+        """A C callback for wgpu-native that finishes the Token behind userdata1."""
+        ffi = self.ffi
+
+        def run(status: int, message: Any, userdata: Any, _unused: Any) -> None:
+            ffi.from_handle(userdata).finish(status == success, self._text(message))
+
+        return ffi.callback(f"void({status_type}, WGPUStringView, void *, void *)")(run)
+
+    def _text(self, view: Any) -> str:
+        if view.data == self.ffi.NULL or view.length == 0:
+            return ""
+        whole = view.length > 1 << 40  # WGPU_STRLEN: zero-terminated
+        raw = self.ffi.string(view.data) if whole else self.ffi.buffer(view.data, view.length)[:]
+        return str(raw.decode(errors="replace"))
+
+    # creating
+
+    def create_buffer(self, device: Any, size: int, usage: int) -> Any:
+        """A raw WGPUBuffer; raises the package's GPUError."""
+        self._buffer.size, self._buffer.usage = size, usage
+        return self.safe.wgpuDeviceCreateBuffer(device, self._buffer)
+
+    def create_bind_group(self, device: Any, layout: Any, bindings: list[tuple[Any, int, int]]) -> Any:
+        """A raw WGPUBindGroup of (buffer, offset, size) in binding order; raises the package's GPUError."""
+        entries = self._entries
+        for i, (buffer, offset, size) in enumerate(bindings):
+            entry = entries[i]
+            entry.binding, entry.buffer, entry.offset, entry.size = i, buffer, offset, size
+        self._group.layout, self._group.entryCount = layout, len(bindings)
+        return self.safe.wgpuDeviceCreateBindGroup(device, self._group)
+
+    def create_trusted_module(self, device: Any, label: str, code: str) -> Any:
+        """A shader module without naga's bounds clamps (wgpu-native), or an ordinary one (Dawn decides per device)."""
+        if self.backend != "wgpu":
+            return device.create_shader_module(label=label, code=code)
+        ffi = self.ffi
+        raw, name = code.encode(), label.encode()
+        text, title = ffi.new("char[]", raw), ffi.new("char[]", name)
+        source = ffi.new("WGPUShaderSourceWGSL *")
+        source.chain.sType = self.lib.WGPUSType_ShaderSourceWGSL
+        source.code.data, source.code.length = text, len(raw)
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+        descriptor.label.data, descriptor.label.length = title, len(name)
+        handle = self.safe.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
+        return self.api.GPUShaderModule(label, handle, device)
+
+    def pass_timestamps(self, query_set: Any, first: int) -> tuple[Any, Any]:
+        """A compute pass descriptor that writes timestamps `first` and `first + 1`; keep both values alive."""
+        writes = self.ffi.new("WGPUPassTimestampWrites *")
+        writes.querySet = query_set._internal
+        writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = first, first + 1
+        descriptor = self.ffi.new("WGPUComputePassDescriptor *")
+        descriptor.timestampWrites = writes
+        return descriptor, writes
+
+    # queue
+
+    def finish(self, encoder: Any) -> Any:
+        """A raw WGPUCommandBuffer; raises the package's GPUError for anything wrong that was recorded."""
+        return self.safe.wgpuCommandEncoderFinish(encoder, self.ffi.NULL)
+
+    def submit(self, queue: Any, commands: list[Any]) -> None:
+        """Submit finished command buffers and release them."""
+        array = self._commands
+        for start in range(0, max(len(commands), 1), 64):
+            part = commands[start : start + 64]
+            for i, c in enumerate(part):
+                array[i] = c
+            self.safe.wgpuQueueSubmit(queue, len(part), array)
+        for c in commands:
+            self.release_commands(c)
+
+    def write(self, queue: Any, buffer: Any, offset: int, data: Any, nbytes: int) -> None:
+        """queue.write_buffer of a contiguous bytes-like; runs before everything submitted later."""
+        self.safe.wgpuQueueWriteBuffer(queue, buffer, offset, self.ffi.from_buffer(data), nbytes)
+
+    def _start(self, info: Any, token: Token) -> Any:
+        if self.backend == "wgpu":
+            token.keep = self.ffi.new_handle(token)
+            info.userdata1 = token.keep
+        else:
+            ok = self.lib.WGPUMapAsyncStatus_Success  # 1, as WGPUQueueWorkDoneStatus_Success
+            info.userdata1 = self._registry.register(lambda status, text, _a, _b: token.finish(status == ok, self._text(text)))
+        return info[0]
+
+    def work_done(self, queue: Any) -> Token:
+        """A token that is done when everything submitted so far has run."""
+        token = Token()
+        token.future = self.safe.wgpuQueueOnSubmittedWorkDone(queue, self._start(self._done_info, token))
+        return token
+
+    def map_read(self, buffer: Any, nbytes: int) -> Token:
+        """Start mapping the first bytes of a staging buffer."""
+        token = Token()
+        info = self._start(self._map_info, token)
+        token.future = self.safe.wgpuBufferMapAsync(buffer, _MAP_READ, 0, nbytes, info)
+        return token
+
+    def mapped(self, buffer: Any, nbytes: int) -> Any:
+        """A cffi buffer over a mapped range; dead after `unmap`."""
+        return self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes)
+
+    def unmap(self, buffer: Any) -> None:
+        self.safe.wgpuBufferUnmap(buffer)
+
+    def poll(self, device: Any) -> None:
+        """Run the callbacks of what has completed; never blocks."""
+        if self.backend == "wgpu":
+            self.lib.wgpuDevicePoll(device, 0, self.ffi.NULL)
+        else:
+            self.safe.wgpuInstanceProcessEvents(self._instance())
+
+    def wait(self, device: Any, token: Token) -> None:
+        """Wait in slices, so that Ctrl-C is answered. Spins first: short kernels finish within a scheduler tick."""
+        if self.backend == "dawn":
+            self._wait_dawn(token)
+            return
+        poll, null = self.lib.wgpuDevicePoll, self.ffi.NULL
+        start = time.perf_counter()
+        while not token.done:
+            poll(device, 0, null)
+            spent = time.perf_counter() - start
+            if spent > 2e-4 and not token.done:
+                time.sleep(min(1e-3, spent / 16))
+
+    def _wait_dawn(self, token: Token) -> None:
+        info = self._wait_info
+        while not token.done:
+            info.future.id, info.completed = token.future.id, 0
+            status = self.safe.wgpuInstanceWaitAny(self._instance(), 1, info, 20_000_000)
+            if status not in (self.lib.WGPUWaitStatus_Success, self.lib.WGPUWaitStatus_TimedOut):
+                token.finish(False, f"wgpuInstanceWaitAny gave status {status}")
+
+    def _instance(self) -> Any:
+        return self.api.get_wgpu_instance()
+
+    def timestamp_period(self, queue: Any) -> float:
+        """Nanoseconds a timestamp tick."""
+        return float(self.lib.wgpuQueueGetTimestampPeriod(queue)) if self.backend == "wgpu" else 1.0
+
+
+_loaded: dict[str, Native] = {}
+
+
+def load(backend: str) -> Native:
+    """The Native of 'wgpu' or 'dawn'."""
+    if backend not in _loaded:
+        _loaded[backend] = Native(backend)
+    return _loaded[backend]
+
+
+def backend_of(wgpu_device: Any) -> str:
+    """Which backend made a GPUDevice object."""
+    return "dawn" if type(wgpu_device).__module__.startswith("wgpudawn") else "wgpu"

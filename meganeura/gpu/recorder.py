@@ -1,0 +1,370 @@
+"""The one hot path: eager dispatches are noted in a list and encoded, finished and submitted together.
+
+In: Prepared calls with their buffers and scalars. Out: submitted command buffers, in order. Nothing native is called
+per dispatch except on a miss of the bind group cache, so an error can never leave a half-recorded pass behind; the list
+is kept until `finish` succeeded, so that one bad dispatch is found, dropped and reported, and the others still run.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeviceError
+from . import native as raw
+from .pipelines import SCALAR_BLOCK, Prepared, Step
+from .pool import Buffer
+
+if TYPE_CHECKING:
+    from .device import Device
+
+SLOTS = 256  # of SCALAR_BLOCK bytes: one 64 KiB uniform buffer
+MAX_GROUPS = 16384  # cached bind groups of one device
+TOKEN_EVERY = 16  # submits between two completion tokens
+MAX_TOKENS = 4  # tokens not done before the host waits: it runs at most 80 submits ahead
+MAX_UPLOAD = 64 << 20  # bytes of queued uploads before they are pushed with an empty submit
+
+# A record: (pipeline, bind group, dynamic offset pointer or None, x, y, z, step, buffers, site, op name)
+Record = tuple[Any, Any, Any, int, int, int, Step, tuple[Buffer, ...], Any, str]
+Copy = tuple[Any, int, Any, int, int]  # source, offset, destination, offset, bytes
+
+
+class Group:
+    """A cached bind group: where it is cached, what it names, and its handle. `owner`: the frozen list it belongs to."""
+
+    __slots__ = ("__weakref__", "buffers", "cache", "handle", "key", "owner", "uniform")
+
+    def __init__(self, cache: dict[Any, Group], key: Any, buffers: tuple[Buffer, ...], handle: Any, uniform: Any) -> None:
+        self.cache, self.key, self.buffers, self.handle, self.uniform = cache, key, buffers, handle, uniform
+        self.owner: Any = None
+
+    def forget(self) -> None:
+        """Leave the cache and the buffers' lists."""
+        self.cache.pop(self.key, None)
+        for b in self.buffers:
+            b.groups.discard(self)
+
+
+def pack_scalars(step: Step, target: Any, offset: int, values: Sequence[Any]) -> None:
+    """Write a call's numbers into a scalar block. Too large floats become infinite, integers wrap, as on the device."""
+    pack = step.pack
+    assert pack is not None
+    chosen = step.chosen
+    if chosen is not None:
+        values = [values[i] for i in chosen]
+    elif len(values) != step.scalar_count:
+        values = values[: step.scalar_count]
+    try:
+        pack.pack_into(target, offset, *values)
+    except (struct.error, OverflowError, TypeError):
+        pack.pack_into(target, offset, *(_fit(v, f) for v, (_, f) in zip(values, step.launch.scalars, strict=True)))
+
+
+def _fit(value: Any, form: str) -> float | int:
+    """A number brought into the range of a 4-byte field."""
+    if form == "f":
+        number = float(value)
+        try:
+            struct.pack("<f", number)
+        except OverflowError:
+            return float("inf") if number > 0 else float("-inf")
+        return number
+    word = int(value) & 0xFFFFFFFF
+    return word - (1 << 32) if form == "i" and word >= 1 << 31 else word
+
+
+class Recorder:
+    """Notes dispatches of one device and submits them. Every method takes the device's lock or is called under it."""
+
+    def __init__(self, device: Device, batch: int) -> None:
+        self.device, self.batch = device, batch
+        self.native, self.lock, self.counters = device.native, device.lock, device.counters
+        self.records: list[Record] = []
+        self.epoch = 0  # of the submit that the noted records will go into
+        self.retired = -1  # the last epoch known to have run
+        self.tokens: deque[tuple[int, raw.Token]] = deque()
+        self.uploaded = 0
+        self.groups: deque[Group] = deque()
+        self.dead: list[Any] = []  # bind group handles to release after the next submit
+        self.error: Exception | None = None  # of a record-triggered flush, raised at the next synchronising call
+        self.on_failure: list[Callable[[Record, Exception], None]] = []
+        self.timer: Any = None
+        self._make_ring()
+
+    def _make_ring(self) -> None:
+        device, ffi = self.device, self.native.ffi
+        self.ring = self.native.create_buffer(device.handle, SLOTS * SCALAR_BLOCK, raw.UNIFORM_USAGE)
+        layout = device.pipelines.scalar_layout._internal
+        self.ring_group = self.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
+        self.host = bytearray(SLOTS * SCALAR_BLOCK)
+        self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(SLOTS)])
+        self.pointers = [self._offsets + i for i in range(SLOTS)]
+        self.slot = 0
+
+    # noting
+
+    def record(
+        self, prepared: Prepared, buffers: Sequence[Buffer | None], scalars: Sequence[Any] = (), site: Any = None, op_name: str = ""
+    ) -> None:
+        """Note a call on `buffers` (inputs, then outputs); `scalars` are its numbers in the order of Call.scalars."""
+        with self.lock:
+            device = self.device
+            if device.graveyard or device.graves:
+                device.drain()
+            if prepared.simple:
+                self._note(prepared.steps[0], buffers, scalars, site, op_name)
+            else:
+                self._note_steps(prepared, buffers, scalars, site, op_name)
+            if len(self.records) >= self.batch:
+                self._flush_quietly()
+
+    def _note(self, step: Step, operands: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
+        key = step.pick(operands)
+        group = step.groups.get(key)
+        if group is None:
+            group = self.bind(step, key, op_name, site)
+        pointer = None
+        if step.pack is not None:
+            slot = self.slot
+            if slot == SLOTS:
+                self._flush_quietly()
+                slot = 0
+            self.slot = slot + 1
+            pack_scalars(step, self.host, slot * SCALAR_BLOCK, scalars)
+            pointer = self.pointers[slot]
+        buffers = group.buffers
+        epoch = self.epoch
+        for b in buffers:
+            b.epoch = epoch
+        x, y, z = step.grid
+        self.records.append((step.pipeline.handle, group.handle, pointer, x, y, z, step, buffers, site, op_name))
+        self.counters.dispatches += 1
+
+    def _note_steps(self, prepared: Prepared, buffers: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
+        """Several steps, temporaries or status words."""
+        device = self.device
+        temps = [device.alloc(n) for n in prepared.temps]
+        operands = [*buffers, device.status.buffer, *reversed(temps)]
+        try:
+            for step in prepared.steps:
+                values: Sequence[Any] = scalars
+                if step.numbered:
+                    values = [*scalars, device.status.number(op_name, site)]
+                if step.status:
+                    device.status.pending = True
+                self._note(step, operands, values, site, op_name)
+        finally:
+            for t in temps:
+                device.free(t)
+
+    # binding
+
+    def bind(self, step: Step, key: Any, op_name: str, site: Any) -> Group:
+        """The bind group of a step for these buffers, cached until it is evicted or a buffer dies."""
+        group = self.make_group(step, key, step.groups, op_name, site)
+        self.groups.append(group)
+        if len(self.groups) > MAX_GROUPS:
+            self._evict()
+        return group
+
+    def make_group(self, step: Step, key: Any, cache: dict[Any, Group], op_name: str, site: Any) -> Group:
+        """A new bind group, after checking what depends on the buffers: their state, sizes, and aliasing."""
+        buffers: tuple[Buffer, ...] = key if isinstance(key, tuple) else (key,)
+        if not self.device.faults.skip_checks:
+            check_buffers(self.device, step, buffers, op_name, site)
+        try:
+            handle = self.native.create_bind_group(self.device.handle, step.pipeline.layout, self._bindings(step, buffers))
+        except self.native.errors as error:
+            raise self.device.translate(error, f"{op_name or step.label} could not bind its buffers", site) from error
+        group = cache[key] = Group(cache, key, buffers, handle, step.uniform)
+        for b in buffers:
+            b.groups.add(group)
+        self.counters.bind_groups += 1
+        return group
+
+    def _bindings(self, step: Step, buffers: tuple[Buffer, ...]) -> list[tuple[Any, int, int]]:
+        limit = self.device.max_binding
+        if step.ranges is None:
+            out = [(b.handle, 0, b.size if b.size <= limit else limit) for b in buffers]
+        else:
+            out = [(b.handle, offset, size) for b, (offset, size) in zip(buffers, step.ranges, strict=True)]
+        if step.uniform is not None:
+            out.append((step.uniform.handle, 0, step.uniform.size))
+        return out
+
+    def _evict(self) -> None:
+        """Drop the older half of the cached bind groups; noted records may still name their handles."""
+        for _ in range(len(self.groups) // 2):
+            self.drop(self.groups.popleft())
+
+    def drop(self, group: Group) -> None:
+        """Forget a bind group; its handle is released after the next submit."""
+        if group.handle is not None:
+            group.forget()
+            self.dead.append(group.handle)
+            group.handle = None
+            if group.owner is not None:
+                group.owner.lose(group)
+            self.counters.dropped_groups += 1
+
+    # submitting
+
+    def flush(self) -> None:
+        """Submit what is noted. Raises DeviceError for a dispatch that could not be encoded; the others ran."""
+        with self.lock:
+            self._flush()
+            self.raise_pending()
+
+    def _flush_quietly(self) -> None:
+        """Flush inside another op's record: an error waits for the next synchronising call, it is not that op's."""
+        try:
+            self._flush()
+        except DeviceError as error:
+            if self.device.lost:
+                raise
+            self.error = self.error or error
+
+    def raise_pending(self) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _flush(self, copies: Sequence[Copy] = ()) -> None:
+        records = self.records
+        if not records and not copies:
+            if self.uploaded > 0:
+                self.push_uploads()
+            return
+        commands, failure = self.finished(copies)
+        self.submit([commands])
+        if failure is not None:
+            raise failure
+
+    def finished(self, copies: Sequence[Copy] = ()) -> tuple[Any, Exception | None]:
+        """The noted records as a command buffer to submit now, without those that do not encode, and their error."""
+        try:
+            return self.encode(self.records, copies), None
+        except self.native.errors as error:
+            if self.device.is_lost(error):
+                self.records, self.slot = [], 0
+                raise self.device.translate(error, "submitting", None) from error
+            self.records, failure = self._sort_out(self.records, error)
+            return self.encode(self.records, copies), failure
+
+    def encode(self, records: Sequence[Record], copies: Sequence[Copy] = (), ring: Any = None) -> Any:
+        """One finished command buffer of one pass (and copies after it). Raises the package's GPUError; leaks nothing."""
+        n, null = self.native, self.native.NULL
+        set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
+        ring = ring or self.ring_group
+        encoder = n.create_encoder(self.device.handle, null)
+        try:
+            if records and self.timer is not None:
+                self.timer.encode(encoder, records, ring)
+            elif records:
+                cpass = n.begin_pass(encoder, null)
+                try:
+                    last = None
+                    for pipeline, group, pointer, x, y, z, _, _, _, _ in records:
+                        if pipeline is not last:
+                            set_pipeline(cpass, pipeline)
+                            last = pipeline
+                        set_group(cpass, 0, group, 0, null)
+                        if pointer is not None:
+                            set_group(cpass, 1, ring, 1, pointer)
+                        dispatch(cpass, x, y, z)
+                    n.end_pass(cpass)
+                finally:
+                    n.release_pass(cpass)
+            for source, offset, target, target_offset, size in copies:
+                n.copy(encoder, source, offset, target, target_offset, size)
+            return n.finish(encoder)
+        finally:
+            n.release_encoder(encoder)
+
+    def submit(self, commands: list[Any]) -> None:
+        """Submit finished commands, with the scalars that their dispatches read, and keep the host from running away."""
+        device = self.device
+        if self.slot:
+            self.native.write(device.queue, self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
+            self.slot = 0
+        self.records = []
+        try:
+            self.native.submit(device.queue, commands)
+        except self.native.errors as error:
+            raise device.translate(error, "submitting", None) from error
+        finally:
+            self.epoch += 1
+            self.uploaded = 0
+        self.counters.submits += 1
+        if self.dead:
+            for handle in self.dead:
+                self.native.release_bind_group(handle)
+            self.dead.clear()
+        if self.epoch % TOKEN_EVERY == 0:
+            self._throttle()
+
+    def push_uploads(self) -> None:
+        """Hand queued uploads to the device with an empty submit."""
+        self.submit([])
+
+    def _throttle(self) -> None:
+        self.tokens.append((self.epoch - 1, self.native.work_done(self.device.queue)))
+        while len(self.tokens) > MAX_TOKENS:
+            epoch, token = self.tokens[0]
+            self.native.wait(self.device.handle, token)
+            self.tokens.popleft()
+            self.mark_retired(epoch)
+        while self.tokens and self.tokens[0][1].done:
+            self.mark_retired(self.tokens.popleft()[0])
+
+    def mark_retired(self, epoch: int) -> None:
+        """Note that everything up to a submit has run; buffers that waited for it are destroyed."""
+        self.retired = max(self.retired, epoch)
+        self.device.pool.reap(self.retired)
+
+    def _sort_out(self, records: list[Record], error: Exception) -> tuple[list[Record], Exception]:
+        """Find the records that do not encode. Returns the good ones and the error of the first bad one."""
+        good, first = [], None
+        for r in records:
+            try:
+                self.native.release_commands(self.encode([r]))
+                good.append(r)
+            except self.native.errors as e:
+                failure = self.device.translate(e, f"{r[9] or r[6].label} (kernel {r[6].label}) could not be recorded", r[8])
+                first = first or failure
+                for hook in self.on_failure:
+                    hook(r, failure)
+        if first is None:  # each encodes alone, all together do not: nothing can be said to be good
+            first, good = self.device.translate(error, f"{len(records)} dispatches could not be recorded together", records[0][8]), []
+            for r in records:
+                for hook in self.on_failure:
+                    hook(r, first)
+        return good, first
+
+
+def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str, site: Any) -> None:
+    """Raise DeviceError for buffers that a step cannot bind: missing, destroyed, foreign, too large, too small, aliased."""
+    what = f"{op_name or step.label} (kernel {step.label})"
+    for i, b in enumerate(buffers):
+        operand = step.launch.bindings[i]
+        if b is None:
+            raise DeviceError(f"{what}: operand {operand} has no buffer{at(site)}")
+        if b.handle is None:
+            raise DeviceError(f"{what}: operand {operand} is a destroyed buffer{at(site)}")
+        if b.device is not device:
+            raise DeviceError(f"{what}: operand {operand} lives on another device{at(site)}")
+        if step.ranges is None:
+            if b.size > device.max_binding:
+                raise DeviceError(f"{what} binds {b.size} bytes; this device binds at most {device.max_binding}{at(site)}")
+        elif sum(step.ranges[i]) > b.size:
+            raise DeviceError(f"{what}: range {step.ranges[i]} ends after the buffer's {b.size} bytes{at(site)}")
+    for i in step.writes:
+        if any(b is buffers[i] for j, b in enumerate(buffers) if j != i):
+            raise DeviceError(f"{what} writes a buffer that it also binds elsewhere; copy one of them first{at(site)}")
+
+
+def at(site: Any) -> str:
+    """The user line, as the tail of a message."""
+    return f"\n  at {site}" if site is not None else ""

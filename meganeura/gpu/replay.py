@@ -1,0 +1,320 @@
+"""A frozen list of dispatches, replayed with the least host work: compiled sessions own one.
+
+In: steps with their buffers, in binding order. Out: submitted work, ordered behind what was recorded before. The list
+owns its bind groups and its scalar blocks; the first run finishes every command buffer before it submits any, so a list
+that cannot run leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeviceError
+from ..kernels.kernel import STATUS, Launch
+from . import native as raw
+from .pipelines import SCALAR_BLOCK, Step
+from .pool import Buffer
+from .recorder import Group, Record, pack_scalars
+
+if TYPE_CHECKING:
+    from .device import Device
+
+CHUNK = {"gpu": 80, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution (docs/gpu.md)
+ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
+
+Entry = tuple[Any, Any, Any, int, int, int]  # pipeline or None (as before), bind group, offset pointer or None, x, y, z
+
+
+class Frozen:
+    """Dispatches to replay. `steps`: (Step or Launch, buffers in the order of Launch.bindings, scalar slot or None).
+
+    A None buffer stands for the status words. Steps with scalars get a 256-byte slot each, or share the slot named.
+    `labels`: (op name, site) a step, for errors and timings. `ahead`: finish the next run's command buffers right after
+    submitting this one's, which hides that work behind the GPU when the caller then waits.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        steps: Sequence[tuple[Step | Launch, Sequence[Buffer | None], int | None]],
+        labels: Sequence[tuple[str, Any]] = (),
+        chunk: int = 0,
+        ahead: bool = False,
+    ) -> None:
+        self.device, self.ahead = device, ahead
+        self.chunk = chunk or (1 if device.config.serial_dispatch else CHUNK[device.family])
+        self.labels = list(labels) or [("", None)] * len(steps)
+        self.broken = ""
+        self.proved = False
+        self.ready: list[Any] = []
+        with device.lock:
+            self.steps = [s if isinstance(s, Step) else device.pipelines.step(s) for s, _, _ in steps]
+            self._assign_slots([slot for _, _, slot in steps])
+            self.buffers = [self._fill(step, given) for step, (_, given, _) in zip(self.steps, steps, strict=True)]
+            self.caches: list[dict[Any, Group]] = [{} for _ in self.steps]
+            self.groups = [self._group(i) for i in range(len(self.steps))]
+        self.uses_status = any(s.status for s in self.steps)
+        self._build()
+
+    def _fill(self, step: Step, given: Sequence[Buffer | None]) -> tuple[Buffer, ...]:
+        """Buffers in binding order, the status words put in."""
+        if len(given) != len(step.launch.bindings):
+            raise DeviceError(f"kernel {step.label} has {len(step.launch.bindings)} bindings, got {len(given)} buffers")
+        status = self.device.status.buffer
+        return tuple(status if n == STATUS else b for n, b in zip(step.launch.bindings, given, strict=True))  # type: ignore[misc]
+
+    # scalars
+
+    def _assign_slots(self, asked: Sequence[int | None]) -> None:
+        used = [s for s in asked if s is not None]
+        count = max(used, default=-1) + 1
+        self.slots: list[int | None] = []
+        for step, slot in zip(self.steps, asked, strict=True):
+            if step.pack is None:
+                slot = None
+            elif slot is None:
+                slot, count = count, count + 1
+            self.slots.append(slot)
+        self.ring: Any = None
+        self.scalar_group: Any = None
+        self.host = bytearray(count * SCALAR_BLOCK)
+        self.dirty = (0, len(self.host))
+        self.numbers: list[int] = []
+        if not count:
+            return
+        device, ffi = self.device, self.device.native.ffi
+        self.ring = device.make_handle(count * SCALAR_BLOCK, raw.UNIFORM_USAGE)
+        layout = device.pipelines.scalar_layout._internal
+        self.scalar_group = device.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
+        self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(count)])
+        self._number()
+
+    def _number(self) -> None:
+        """Give each step that reports to the status words its lasting number."""
+        self.number_of: dict[int, int] = {}
+        for i, step in enumerate(self.steps):
+            if step.numbered:
+                name, site = self.labels[i]
+                self.number_of[i] = self.device.status.number(name or step.label, site, keep=True)
+                self.numbers.append(self.number_of[i])
+                if step.chosen is not None and set(step.chosen) == {-1}:
+                    self.set_scalars(i, ())
+
+    def set_scalars(self, step: int, values: Sequence[Any]) -> None:
+        """The numbers that a step reads from its next run on (values: those of the call, as for Device.record)."""
+        slot = self.slots[step]
+        if slot is None:
+            raise DeviceError(f"step {step} ({self.steps[step].label}) has no scalars")
+        number = self.number_of.get(step) if self.steps[step].numbered else None
+        start = slot * SCALAR_BLOCK
+        pack_scalars(self.steps[step], self.host, start, values if number is None else [*values, number])
+        low, high = self.dirty
+        end = start + SCALAR_BLOCK
+        self.dirty = (min(low, start), max(high, end)) if high > low else (start, end)
+
+    # bindings
+
+    def _group(self, i: int) -> Group:
+        """The bind group of a step for its present buffers, from the step's few alternatives."""
+        buffers, cache = self.buffers[i], self.caches[i]
+        found = cache.get(buffers)
+        if found is None:
+            if len(cache) >= ALTERNATIVES:
+                self.device.recorder.drop(next(g for g in cache.values() if g is not self.groups[i]))
+            name, site = self.labels[i]
+            found = self.device.recorder.make_group(self.steps[i], buffers, cache, name, site)
+            found.owner = self
+        return found
+
+    def rebind(self, old: Buffer, new: Buffer) -> None:
+        """Let every step that uses `old` use `new`; buffers that take turns make no new bind groups."""
+        with self.device.lock:
+            old.epoch = max(old.epoch, self.device.recorder.epoch - 1)
+            touched = [i for i, buffers in enumerate(self.buffers) if old in buffers]
+            before = {i: self.buffers[i] for i in touched}
+            try:
+                for i in touched:
+                    self.buffers[i] = tuple(new if b is old else b for b in before[i])
+                    self.groups[i] = self._group(i)
+            except BaseException:
+                self.buffers = [before.get(i, b) for i, b in enumerate(self.buffers)]
+                self.groups = [self._group(i) for i in range(len(self.steps))]
+                raise
+            for i in touched:
+                c, j = divmod(i, self.chunk)
+                entry = self.chunks[c][j]
+                self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
+            if touched:
+                self._discard_ready()
+
+    def lose(self, group: Group) -> None:
+        """A buffer of this list was destroyed."""
+        for i, g in enumerate(getattr(self, "groups", ())):
+            if g is group:
+                self.broken = f"a buffer of step {i} ({self.steps[i].label}) was destroyed"
+                self._discard_ready()
+
+    def _build(self) -> None:
+        """The entries, chunk by chunk; a pipeline is named only where it changes."""
+        self.chunks: list[list[Entry]] = []
+        for start in range(0, len(self.steps), self.chunk):
+            entries: list[Entry] = []
+            last = None
+            for i in range(start, min(start + self.chunk, len(self.steps))):
+                pipeline = self.steps[i].pipeline.handle
+                entries.append((None if pipeline is last else pipeline, self.groups[i].handle, self._pointer(i), *self.steps[i].grid))
+                last = pipeline
+            self.chunks.append(entries)
+
+    def _pointer(self, i: int) -> Any:
+        slot = self.slots[i]
+        return None if slot is None else self._offsets + slot
+
+    # running
+
+    def run(self) -> None:
+        """Replay the list behind everything recorded so far. Raises DeviceError, and then nothing of this run ran."""
+        device = self.device
+        with device.lock:
+            if device.graveyard or device.graves:
+                device.drain()
+            if self.broken:
+                raise DeviceError(f"this frozen list cannot run any more: {self.broken}")
+            if device.lost:
+                device.flush()
+            if device.recorder.timer is not None:
+                device.recorder._flush_quietly()  # timed rows come in the order of the work
+            if not self.proved or self.ready or device.recorder.timer is not None:
+                if device.recorder.timer is not None:
+                    self._discard_ready()
+                finished = self.ready or [self._encode(c) for c in range(len(self.chunks))]
+                self.ready = []
+                self.proved = True
+                self._submit(finished)
+            else:
+                self._stream()
+            if self.uses_status:
+                device.status.pending = True
+            if self.ahead and device.recorder.timer is None:
+                self.ready = [self._encode(c) for c in range(len(self.chunks))]
+
+    def _before(self) -> list[Any]:
+        """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
+        device, recorder = self.device, self.device.recorder
+        low, high = self.dirty
+        if high > low:
+            device.native.write(device.queue, self.ring, low, memoryview(self.host)[low:high], high - low)
+            self.dirty = (0, 0)
+        if not recorder.records:
+            return []
+        commands, failure = recorder.finished()
+        recorder.error = recorder.error or failure
+        return [commands]
+
+    def _submit(self, finished: list[Any]) -> None:
+        recorder = self.device.recorder
+        first = self._before()
+        for commands in finished:
+            recorder.submit([*first, commands])
+            first = []
+        self.device.counters.dispatches += len(self.steps)
+
+    def _stream(self) -> None:
+        """Encode and submit chunk after chunk: the device works on one while the next is recorded."""
+        recorder = self.device.recorder
+        first = self._before()
+        for c in range(len(self.chunks)):
+            recorder.submit([*first, self._encode(c)])
+            first = []
+        self.device.counters.dispatches += len(self.steps)
+
+    def _encode(self, c: int) -> Any:
+        """One chunk as a finished command buffer."""
+        device = self.device
+        try:
+            if device.recorder.timer is not None:
+                return device.recorder.encode(self._records(c), (), self.scalar_group)
+            return self._encode_fast(self.chunks[c])
+        except device.native.errors as error:
+            raise self._explain(c, error) from error
+
+    def _encode_fast(self, entries: list[Entry]) -> Any:
+        n, null, scalars = self.device.native, self.device.native.NULL, self.scalar_group
+        set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
+        collecting = gc.isenabled()
+        gc.disable()
+        encoder = n.create_encoder(self.device.handle, null)
+        try:
+            cpass = n.begin_pass(encoder, null)
+            try:
+                for pipeline, group, pointer, x, y, z in entries:
+                    if pipeline is not None:
+                        set_pipeline(cpass, pipeline)
+                    set_group(cpass, 0, group, 0, null)
+                    if pointer is not None:
+                        set_group(cpass, 1, scalars, 1, pointer)
+                    dispatch(cpass, x, y, z)
+                n.end_pass(cpass)
+            finally:
+                n.release_pass(cpass)
+            return n.finish(encoder)
+        finally:
+            n.release_encoder(encoder)
+            if collecting:
+                gc.enable()
+
+    def _records(self, c: int) -> list[Record]:
+        out: list[Record] = []
+        for i in range(c * self.chunk, min((c + 1) * self.chunk, len(self.steps))):
+            step, (name, site) = self.steps[i], self.labels[i]
+            x, y, z = step.grid
+            out.append((step.pipeline.handle, self.groups[i].handle, self._pointer(i), x, y, z, step, self.buffers[i], site, name))
+        return out
+
+    def _explain(self, c: int, error: Exception) -> DeviceError:
+        """Which step of a chunk does not encode."""
+        device = self.device
+        for record in self._records(c):
+            try:
+                device.native.release_commands(device.recorder.encode([record], (), self.scalar_group))
+            except device.native.errors as e:
+                return device.translate(e, f"{record[9] or record[6].label} (kernel {record[6].label}) could not be recorded", record[8])
+        return device.translate(error, f"{len(self.chunks[c])} frozen dispatches could not be recorded together", None)
+
+    # ending
+
+    def _discard_ready(self) -> None:
+        for commands in self.ready:
+            self.device.native.release_commands(commands)
+        self.ready = []
+
+    def close(self) -> None:
+        """Let go of bind groups, scalar memory and status numbers; the buffers stay the caller's."""
+        device = self.device
+        with device.lock:
+            self.broken = self.broken or "it was closed"
+            self._discard_ready()
+            for number in self.numbers:
+                device.status.kept.pop(number, None)
+            for cache in self.caches:
+                for group in list(cache.values()):
+                    for b in group.buffers:
+                        b.epoch = max(b.epoch, device.recorder.epoch - 1)
+                    group.owner = None
+                    device.recorder.drop(group)
+            if self.scalar_group is not None:
+                device.recorder.dead.append(self.scalar_group)
+                device.graves.append(self.ring)
+                self.scalar_group = self.ring = None
+
+    def __del__(self) -> None:
+        # Runs on any thread, maybe inside the lock: only leave things to the next drain.
+        graves = self.device.graves
+        for cache in getattr(self, "caches", ()):
+            for group in list(cache.values()):
+                group.owner = None
+                graves.append(group)
+        if getattr(self, "ring", None) is not None:
+            graves.append(self.ring)

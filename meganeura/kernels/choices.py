@@ -1,0 +1,119 @@
+"""Which tile multiplies which sizes on a GPU: measured points as data, and the nearest one for everything between.
+
+A tuner may add rows. Points were measured on an NVIDIA H200 through Vulkan (benchmarks/gemm.py); other GPUs take the same
+tiles within their limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """bm x bn results a workgroup, tm x tn an invocation, `groups` thread groups that each take a slice of K.
+
+    turn_a, turn_b: how an operand contiguous along k enters workgroup memory: 's4' by element stores, 'quad' turned 4x4 in
+    registers with an xor swizzle, 'row' as it lies (a only). swizzle: tile rows walked together, for the cache (0: none).
+    wrap: storage arrays in structs. peel: the last tile's products stand after the loop (twice the text).
+    """
+
+    bm: int
+    bn: int
+    tm: int
+    tn: int
+    groups: int = 1
+    turn_a: str = "s4"
+    turn_b: str = "quad"
+    swizzle: int = 0
+    wrap: bool = False
+    peel: bool = True
+    depth: int = 16  # of K, a group and turn
+    lanes: int = 4  # of 32 invocations, along m
+
+    @property
+    def team(self) -> int:
+        """Invocations that together make the tile once."""
+        return (self.bm // self.tm) * (self.bn // self.tn)
+
+    @property
+    def size(self) -> int:
+        """Invocations of a workgroup."""
+        return self.team * self.groups
+
+    @property
+    def span(self) -> int:
+        """K elements a turn of the loop."""
+        return self.depth * self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured best: kind ('N' or 'T' for each operand as in BLAS), sizes, tile, slices of K, backend ('' for any)."""
+
+    kind: str
+    m: int
+    n: int
+    k: int
+    tile: Tile
+    split: int = 1
+    backend: str = ""
+
+
+BIG = Tile(128, 128, 8, 8)
+WIDE = Tile(64, 128, 8, 8)
+TALL = Tile(128, 64, 8, 8)
+PAIR = Tile(64, 128, 8, 8, groups=2)
+LOW = Tile(64, 32, 8, 4, groups=2, turn_a="quad")
+LOW4 = Tile(64, 32, 8, 4, groups=4, turn_a="quad")
+ROWS = Tile(32, 64, 4, 8, groups=4, turn_a="row")
+MID = Tile(64, 64, 4, 8)
+SMALL = Tile(32, 32, 4, 4, groups=2)
+
+POINTS = (
+    Point("NN", 4096, 4096, 4096, BIG),
+    Point("NT", 4096, 4096, 4096, Tile(64, 128, 8, 8, swizzle=8)),
+    Point("TN", 4096, 4096, 4096, BIG),
+    Point("TT", 4096, 4096, 4096, Tile(128, 64, 8, 8, turn_b="s4")),
+    Point("NN", 1024, 1024, 1024, PAIR),
+    Point("NT", 1024, 1024, 1024, PAIR),
+    Point("TN", 1024, 1024, 1024, PAIR),
+    Point("TT", 1024, 1024, 1024, PAIR),
+    Point("NN", 128, 1536, 576, ROWS),
+    Point("NT", 128, 1536, 576, LOW),
+    Point("TN", 128, 1536, 576, LOW4),
+    Point("NN", 128, 576, 1536, MID, 6),
+    Point("NT", 128, 576, 1536, LOW, 6),
+    Point("TN", 128, 576, 1536, LOW4, 3),
+    Point("NN", 128, 49152, 576, WIDE),
+    Point("NT", 128, 49152, 576, WIDE),
+    Point("TN", 128, 49152, 576, WIDE),
+    Point("NN", 50, 2048, 720, SMALL),
+    Point("NT", 50, 2048, 720, SMALL),
+    Point("NN", 50, 720, 2048, LOW, 4),
+    Point("NT", 50, 720, 2048, LOW, 4),
+    Point("TT", 128, 576, 1536, LOW, 6),
+    Point("NN", 32, 128, 784, SMALL, 4),
+    Point("NT", 32, 128, 784, SMALL, 4),
+    Point("TN", 32, 128, 784, SMALL, 4),
+    Point("TT", 32, 128, 784, SMALL, 4),
+    Point("NN", 32, 128, 64, SMALL),
+    Point("NT", 32, 128, 64, SMALL),
+    Point("TN", 32, 128, 64, SMALL),
+    Point("TT", 32, 128, 64, SMALL),
+)
+
+
+def choose(kind: str, m: int, n: int, k: int, matrices: int, backend: str, usable: Callable[[Tile], bool]) -> Point:
+    """The usable point nearest to these sizes. Matrices of a batch count like further columns; results that a tile would
+    make for nothing count twice."""
+
+    def distance(x: Point) -> float:
+        away = abs(log2(m / x.m)) + abs(log2(n * matrices / x.n)) + abs(log2(k / x.k)) / 2
+        waste = log2(-(-m // x.tile.bm) * x.tile.bm * -(-n // x.tile.bn) * x.tile.bn / (m * n))
+        return away + 2 * waste + (0 if x.kind == kind else 100)
+
+    points = [x for x in POINTS if x.backend in ("", backend) and usable(x.tile)]
+    return min(points, key=distance)

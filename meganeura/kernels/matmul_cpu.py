@@ -1,0 +1,256 @@
+"""Matrix products for software Vulkan (lavapipe), whose subgroups are 8 lanes of one SIMD register.
+
+A subgroup makes a tile of `rows` x `8 * wide` results in registers, 4 steps of K at a time: 8 lanes load different
+elements of the row operand, which are then broadcast lane by lane; every lane holds its own columns of the other operand.
+No barriers, no workgroup memory: both cost more there than they save. See docs/kernels.md for the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..dtype import DType
+from .kernel import Kernel, Launch, Profile
+from .matmul_problem import Problem
+from .matmul_wgsl import XYZW, Form, Types, finish, finish4, load, mac, matrix_place, module
+
+LANES = 8
+STEP = 4  # K elements a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Results of a subgroup: `rows` x `8 * wide` (wide 1, 2 or 4 columns a lane)."""
+
+    rows: int
+    wide: int = 4
+
+    @property
+    def cols(self) -> int:
+        return LANES * self.wide
+
+
+ARGS = "@builtin(workgroup_id) w: vec3<u32>, @builtin(subgroup_invocation_id) lane: u32, @builtin(subgroup_id) sub: u32"
+
+
+def gemm(tile: Tile, f: Form, profile: Profile) -> str:
+    """Grid: (ceil(N / cols), ceil(M / rows), matrices), one subgroup a workgroup."""
+    value = f.types.value
+    setup_a, load_a = _row_operand(tile, f)
+    setup_b, load_b = _lane_operand(tile, f)
+    accs = [[f"c{i}_{j}" for j in range(tile.wide)] for i in range(tile.rows)]
+    body = [f"let r = w.y * {tile.rows}u; let c = w.x * {tile.cols}u;", *matrix_place("w.z"), *setup_a, *setup_b]
+    body += ["".join(f"var {c} = {value}();" for c in row) for row in accs]
+    body += ["var k = 0u;", "loop {", *load_a, *load_b, *_products(tile, f), f"continuing {{ k += {STEP}u; break if k >= p.k; }} }}"]
+    body += _stores(tile, f, accs)
+    return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
+
+
+def _guard(f: Form, k: str) -> str:
+    return f"{k} < p.k" if f.tail else ""
+
+
+def _at(f: Form, k: str) -> str:
+    """k, kept inside the matrix."""
+    return f"min({k}, p.k - 1u)" if f.tail else k
+
+
+def _singles(name: str, at: str, step: str, dtype: DType, f: Form) -> str:
+    """Four neighbours along k, loaded one by one."""
+    parts = []
+    for q in range(STEP):
+        k = f"k + {q}u" if q else "k"
+        parts.append(load(f"{name}[{at} + ({_at(f, k)}) * {step}]", dtype, f.types.value, guard=_guard(f, k)))
+    return f"vec4<{f.types.value}>({', '.join(parts)})"
+
+
+def _lanes_a_step(rows: int) -> int:
+    """Lanes that hold one k of `rows` neighbouring rows, 4 rows each."""
+    return max(1, rows // 4)
+
+
+def _row_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
+    """Setup and loads of the operand whose elements are broadcast."""
+    dtype, value = f.types.a, f.types.value
+    if f.a == "f4":
+        per = _lanes_a_step(tile.rows)
+        together = min(STEP, LANES // per)  # steps of K that one load covers
+        setup = [f"let a_k = lane / {per}u; let a_col = a_at + min(r / 4u + lane % {per}u, p.m / 4u - 1u);"]
+        loads = []
+        for h in range(STEP // together):
+            k = f"k + a_k + {h * together}u" if h else "k + a_k"
+            at = k if together * per == LANES and not f.tail else f"min({k}, p.k - 1u)"
+            loads.append(f"let x{h} = {load(f'a[a_col + ({at}) * p.a_k]', dtype, value, True, _guard(f, k))};")
+        return setup, loads
+    loads_n = -(-tile.rows // LANES)
+    setup = [f"let a{i} = a_at + min(r + lane + {i * LANES}u, p.m - 1u) * p.a_free;" for i in range(loads_n)]
+    if f.a == "k4":
+        return setup, [f"let x{i} = {load(f'a[a{i} + k / 4u]', dtype, value, True)};" for i in range(loads_n)]
+    return setup, [f"let x{i} = {_singles('a', f'a{i}', 'p.a_k', dtype, f)};" for i in range(loads_n)]
+
+
+def _broadcast(tile: Tile, f: Form, i: int, q: int) -> str:
+    """Row i, step q of the row operand, in every lane."""
+    if f.a == "f4":
+        per = _lanes_a_step(tile.rows)
+        together = min(STEP, LANES // per)
+        return f"subgroupBroadcast(x{q // together}.{XYZW[i % 4]}, {q % together * per + i // 4}u)"
+    return f"subgroupBroadcast(x{i // LANES}.{XYZW[q]}, {i % LANES}u)"
+
+
+def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
+    """Setup and loads of the operand of which a lane holds `wide` neighbouring columns."""
+    dtype, value = f.types.b, f.types.value
+    if f.b == "f4":
+        loads = []
+        for q in range(STEP):
+            k = f"k + {q}u" if q else "k"
+            loads.append(f"let y{q} = {load(f'b[b_col + ({_at(f, k)}) * p.b_k]', dtype, value, True, _guard(f, k))};")
+        return ["let b_col = b_at + min(c / 4u + lane, p.n / 4u - 1u);"], loads
+    first = f"c + lane * {tile.wide}u"
+    setup = [f"let b{j} = b_at + min({first} + {j}u, p.n - 1u) * p.b_free;" for j in range(tile.wide)]
+    if f.b == "k4":
+        return setup, [f"let y{j} = {load(f'b[b{j} + k / 4u]', dtype, value, True)};" for j in range(tile.wide)]
+    return setup, [f"let y{j} = {_singles('b', f'b{j}', 'p.b_k', dtype, f)};" for j in range(tile.wide)]
+
+
+def _products(tile: Tile, f: Form) -> list[str]:
+    lines = []
+    for i in range(tile.rows):
+        text = [f"let s{i}_{q} = {_broadcast(tile, f, i, q)};" for q in range(STEP)]
+        for j in range(tile.wide):
+            for q in range(STEP):
+                y = f"y{q}.{XYZW[j]}" if f.b == "f4" else f"y{j}.{XYZW[q]}"
+                text.append(f"c{i}_{j} = {mac(f.types.value, f's{i}_{q}', y, f'c{i}_{j}')};")
+        lines.append(" ".join(text))
+    return lines
+
+
+def _stores(tile: Tile, f: Form, accs: list[list[str]]) -> list[str]:
+    lines = [f"let col = c + lane * {tile.wide}u;"]
+    for i, row in enumerate(accs):
+        r = f"(r + {i}u)"
+        if f.out == "v4":
+            text = f"o[o_at + {r} * p.o_row + col / 4u] = {finish4(f, row, r, 'col')};"
+            lines.append(f"if (r + {i}u < p.m && col < p.n) {{ {text} }}")
+            continue
+        text = ""
+        for j, acc in enumerate(row):
+            text += f"if (col + {j}u < p.n) {{ o[o_at + {r} * p.o_row + (col + {j}u) * p.o_col] = {finish(f, acc, r, f'(col + {j}u)')}; }} "
+        lines.append(f"if (r + {i}u < p.m) {{ {text}}}")
+    return lines
+
+
+GEMV_ROWS = 4  # results a subgroup of `gemv_rows` makes
+
+
+def gemv_rows(f: Form, profile: Profile) -> str:
+    """A row vector (M = 1) times a matrix whose columns are contiguous along k: lanes share K, 4 results a subgroup.
+
+    Grid: (ceil(N / 4), 1, matrices). Both operands 'k4'.
+    """
+    value = f.types.value
+    body = [f"let c = w.x * {GEMV_ROWS}u;", *matrix_place("w.z")]
+    for j in range(GEMV_ROWS):
+        body.append(f"let b{j} = b_at + min(c + {j}u, p.n - 1u) * p.b_free; var c{j} = {value}();")
+    body += ["let quads = p.k / 4u; var q = lane;", "if (q < quads) { loop {", f"let x = {load('a[a_at + q]', f.types.a, value, True)};"]
+    for j in range(GEMV_ROWS):
+        body.append(f"let y{j} = {load(f'b[b{j} + q]', f.types.b, value, True)};")
+        body.append(f"c{j} += (x.x * y{j}.x + x.y * y{j}.y) + (x.z * y{j}.z + x.w * y{j}.w);")
+    body.append(f"continuing {{ q += {LANES}u; break if q >= quads; }} }} }}")
+    for j in range(GEMV_ROWS):
+        store = f"o[o_at + (c + {j}u) * p.o_col] = {finish(f, f't{j}', '0u', f'(c + {j}u)')};"
+        body.append(f"let t{j} = subgroupAdd(c{j}); if (lane == {j}u && c + {j}u < p.n) {{ {store} }}")
+    return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
+
+
+PORTABLE = Tile(8, 4)  # of a workgroup of `portable`: 8 rows x (4 columns an invocation)
+PORTABLE_SIZE = 16
+
+
+def portable(f: Form, profile: Profile) -> str:
+    """For software devices whose subgroups are not 8 lanes: no subgroup operations. An invocation makes 8 x 4 results.
+
+    Grid: (ceil(N / 64), ceil(M / 8), matrices). The row operand is read element by element ('k1' or 'f1').
+    """
+    value, rows = f.types.value, PORTABLE.rows
+    accs = [[f"c{i}.{c}" for c in XYZW] for i in range(rows)]
+    body = [f"let r = w.y * {rows}u; let c = w.x * {4 * PORTABLE_SIZE}u;", *matrix_place("w.z")]
+    body += [f"let a{i} = a_at + min(r + {i}u, p.m - 1u) * p.a_free; var c{i} = vec4<{value}>();" for i in range(rows)]
+    if f.b == "f4":
+        body.append("let b_col = b_at + min(c / 4u + lane, p.n / 4u - 1u);")
+        y = load("b[b_col + k * p.b_k]", f.types.b, value, True)
+    else:
+        body += [f"let b{j} = b_at + min(c + lane * 4u + {j}u, p.n - 1u) * p.b_free;" for j in range(4)]
+        y = f"vec4<{value}>({', '.join(load(f'b[b{j} + k * p.b_k]', f.types.b, value) for j in range(4))})"
+    body += ["var k = 0u;", "loop {", f"let y = {y};"]
+    for i in range(rows):
+        x = f"vec4<{value}>({load(f'a[a{i} + k * p.a_k]', f.types.a, value)})"
+        body.append(f"c{i} = {mac(value, x, 'y', f'c{i}')};")
+    body.append("continuing { k += 1u; break if k >= p.k; } }")
+    body += _stores(PORTABLE, f, accs)
+    args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) lane: u32"
+    return module(profile, f, [f"@compute @workgroup_size({PORTABLE_SIZE}) fn main({args}) {{", *body, "}"])
+
+
+# --- choice -------------------------------------------------------------------------------------------------------
+
+ROWS = (1, 2, 4, 8, 16, 32)
+
+
+def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
+    """The launches of one product; `temps` is the list of temporaries' sizes, extended by what they need."""
+    if not (profile.subgroups and profile.subgroup_size == LANES):
+        return [_portable(p)]
+    if p.m > 1 and p.n == 1:
+        p = p.swapped()
+    f = form(p, Tile(1))
+    if p.m == 1 and (f.a, f.b) == ("k4", "k4"):
+        f = Form("k4", "k4", "v1", f.types)
+        return [_launch("gemv_rows", None, f, p, (-(-p.n // GEMV_ROWS), 1), lambda profile: gemv_rows(f, profile))]
+    tile, q = min(_options(p), key=lambda option: cost(*option))
+    g = form(q, tile)
+    return [_launch("gemm", tile, g, q, (-(-q.n // tile.cols), -(-q.m // tile.rows)), lambda profile: gemm(tile, g, profile))]
+
+
+def form(p: Problem, tile: Tile) -> Form:
+    """How the kernels here access a problem's operands with this tile. Element loads do not care which
+    dimension is contiguous, so there is one form of them."""
+    a, b = (s.form(p.k) for s in (p.a, p.b))
+    a = a if a == "k4" or (a == "f4" and tile.rows >= 4) else "k1"
+    b = b if b == "k4" or (b == "f4" and tile.wide == 4) else "k1"
+    out = p.out.form(p.n) if tile.wide == 4 else "v1"
+    return Form(a, b, out, Types.of(p), tail=p.k % STEP != 0)
+
+
+def _options(p: Problem) -> list[tuple[Tile, Problem]]:
+    return [(Tile(rows, wide), q) for q in (p, p.swapped()) for rows in ROWS for wide in (1, 2, 4)]
+
+
+def cost(tile: Tile, p: Problem) -> float:
+    """Predicted nanoseconds of one core, from measured costs of loads, stores and products, and a share of the build time."""
+    f = form(p, tile)
+    quad, single = 2.2, 3.5
+    rows_loaded = 1 if f.a == "f4" and tile.rows <= 8 else -(-tile.rows // LANES)
+    loads = rows_loaded * (4 * single if f.a == "k1" else quad)
+    loads += {"k4": tile.wide * quad, "f4": 4 * quad, "k1": tile.wide * 4 * single}[f.b]
+    step = 25 + loads + 0.33 * tile.rows * tile.wide * STEP
+    stores = tile.rows * (2.5 if f.out == "v4" else tile.wide * single)
+    groups = -(-p.m // tile.rows) * -(-p.n // tile.cols) * p.matrices
+    build = 20e6 + 4e6 * tile.rows * (1 if f.out == "v4" else tile.wide)
+    return groups * (130 + stores + -(-p.k // STEP) * step) + build / 5000
+
+
+def _portable(p: Problem) -> Launch:
+    f = form(p, PORTABLE)
+    b = "k1" if f.b == "k4" else f.b
+    f = Form("k1", b, f.out, f.types)
+    grid = (-(-p.n // (4 * PORTABLE_SIZE)), -(-p.m // PORTABLE.rows))
+    return _launch("portable", None, f, p, grid, lambda profile: portable(f, profile))
+
+
+def _launch(name: str, tile: Tile | None, f: Form, p: Problem, grid: tuple[int, int], source: Callable[[Profile], str]) -> Launch:
+    kernel = Kernel(("matmul", name, tile, f), source, ("read", "read", "read_write"), label=f"matmul_{name}", trusted=True)
+    bindings = (p.a.binding, p.b.binding, p.out.binding)
+    return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses, 0), ranges=p.ranges())

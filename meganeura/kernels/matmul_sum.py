@@ -1,0 +1,68 @@
+"""The last step of a product made in pieces: add up slices of sums in a temporary and store them in the result's layout."""
+
+from __future__ import annotations
+
+from .. import dtype as D
+from ..dtype import DType
+from . import template
+from .kernel import Kernel, Launch, Profile
+from .matmul_problem import Problem, Result
+from .matmul_wgsl import ACC, Form, Types, finish, finish4
+
+FIELDS = ("count", "cols", "rows", "inner", "step", "o_off", "o_row", "o_col", "o_b0", "o_b1")
+
+
+def partial(p: Problem, binding: int, offset: int = 0) -> Result:
+    """Where one slice of sums goes: [matrices, M, N] without gaps, in the type computed in."""
+    dtype = {"f32": D.float32, "i32": D.int32}.get(Types.of(p).value, D.uint32)
+    return Result(binding, dtype, offset, p.n, 1, (p.batch[1] * p.m * p.n, p.m * p.n))
+
+
+def slice_elements(p: Problem) -> int:
+    """Elements from one slice to the next: a multiple of 4."""
+    return -(-p.matrices * p.m * p.n // 4) * 4
+
+
+def add_slices(p: Problem, temp: int, split: int, epilogue: str = ACC) -> Launch:
+    """result = sum of `split` slices lying in binding `temp`; zero for no slices."""
+    types = Types.of(p)
+    wide = p.out.form(p.n) == "v4"
+    f = Form("", "", p.out.form(p.n), types, epilogue=epilogue)
+    cols = p.n // 4 if wide else p.n
+    count = p.matrices * p.m * cols
+    step = slice_elements(p) // 4 if wide else slice_elements(p)
+    params = template.pack([count, cols, p.m, p.batch[1], step, *p.out.words(f.out)])
+    kernel = Kernel(
+        ("matmul", "sum", split, f),
+        lambda profile: _source(f, split, partial(p, temp).dtype, profile),
+        ("read", "read_write") if split else ("read_write",),
+        label="matmul_sum",
+        trusted=True,
+    )
+    bindings = (temp, p.out.binding) if split else (p.out.binding,)
+    ranges = None if p.out.part is None else (((0, split * slice_elements(p) * 4),) if split else ()) + (p.out.part,)
+    return Launch(kernel, bindings, template.grid(-(-count // template.WORKGROUP)), params, ranges=ranges)
+
+
+def _source(f: Form, split: int, source: DType, profile: Profile) -> str:
+    wide = f.out == "v4"
+    value = f.types.value
+    width = 4 if wide else 1
+    terms = " + ".join(f"t[i + {s}u * p.step]" if s else "t[i]" for s in range(split)) or (f"vec4<{value}>()" if wide else f"{value}()")
+    col = "col * 4u" if wide else "col"
+    stored = finish4(f, ["sum"], "row", f"({col})") if wide else finish(f, "sum", "row", col)
+    body = f"""{template.entry(profile)}  let i = group * {template.WORKGROUP}u + local;
+  if (i < p.count) {{
+    let col = i % p.cols; let line = i / p.cols; let row = line % p.rows; let mat = line / p.rows;
+    let sum = {terms};
+    o[p.o_off + (mat / p.inner) * p.o_b0 + (mat % p.inner) * p.o_b1 + row * p.o_row + col{"" if wide else " * p.o_col"}] = {stored};
+  }}
+}}
+"""
+    subgroups = template.lanes(profile) > 0
+    text = template.header(profile, (f.types.out,), subgroups)
+    if split:
+        text += template.storage(0, "t", template.element(source, width), "read")
+    n = 1 if split else 0
+    text += template.storage(n, "o", template.element(f.types.out, width), "read_write")
+    return text + template.uniform(n + 1, FIELDS) + template.prelude(body) + body

@@ -1,0 +1,369 @@
+// Functions that kernel expressions call by name; a kernel gets only those it names, and those they name.
+// Rules: drivers fold x != x, x - x, x * 0 and (a + b) - a as if all were finite and exact, and drop NaN in max,
+// min and clamp. So NaN and inf are tested by their bits, and sums are split by masking mantissa bits, never by
+// adding and subtracting a big number. fma may be fused or not: nothing below depends on it.
+// Error bounds are against exact results, in units in the last place (ulp), as tests/kernels/test_prelude.py checks.
+
+// --- bits
+
+fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
+fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u; }
+// A var, because Tint refuses constant expressions that are not finite.
+fn inf() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }
+fn nan() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
+// x is not zero; NaN counts as true.
+fn truth(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) != 0u; }
+fn is_negative(x: f32) -> bool { return (bitcast<u32>(x) & 0x80000000u) != 0u; }
+fn copy_sign(x: f32, s: f32) -> f32 { return bitcast<f32>((bitcast<u32>(x) & 0x7fffffffu) | (bitcast<u32>(s) & 0x80000000u)); }
+// The leading 12 bits of the mantissa: products of two such numbers are exact.
+fn head(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
+fn wrap_i8(x: i32) -> i32 { return (x << 24u) >> 24u; }
+fn f32_to_u32(x: f32) -> u32 { return select(u32(x), bitcast<u32>(i32(x)), x < 0.0); }
+// To the nearest bfloat16, ties to even, kept as f32. NaN stays NaN.
+fn round_bf16(x: f32) -> f32 {
+  let b = bitcast<u32>(x);
+  let r = (b + 0x7fffu + ((b >> 16u) & 1u)) & 0xffff0000u;
+  return bitcast<f32>(select(r, (b & 0xffff0000u) | 0x400000u, (b & 0x7fffffffu) > 0x7f800000u));
+}
+// 2^n as a float for n in [-126, 127].
+fn power_of_two(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
+
+// --- max and min that let NaN win
+
+fn nan_max(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
+fn nan_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)), a, is_nan(a)); }
+
+// --- exponentials
+
+// exp(hi + lo) for |lo| far below |hi| or 1: 1.5 ulp. The two factors of 2^n keep the scale finite at both ends.
+fn exp_sum(hi: f32, lo: f32) -> f32 {
+  let x = select(select(hi, 92.0, hi > 92.0), -108.0, hi < -108.0);
+  let n = round(select(select(x + lo, 89.0, x + lo > 89.0), -105.0, x + lo < -105.0) * 1.44269502);
+  let f = ((x - n * 0.693359375) - n * -2.12194442e-4) + lo;
+  let r = 1.0 + (f + f * f * (0.5 + f * (0.166665182 + f * (0.041666206 + f * (0.00836891774 + f * 0.00139505381)))));
+  let i = i32(n);
+  let h = i >> 1u;
+  return r * power_of_two(h) * power_of_two(i - h);
+}
+fn exp_(x: f32) -> f32 { return exp_sum(x, 0.0); }
+// exp(x) - 1: 2 ulp.
+fn expm1_(v: f32) -> f32 {
+  let x = select(select(v, 89.0, v > 89.0), -25.0, v < -25.0);
+  let n = round(x * 1.44269502);
+  let f = (x - n * 0.693359375) - n * -2.12194442e-4;
+  let q = f + f * f * (0.5 + f * (0.166666716 + f * (0.0416666667 + f * (0.00833343994 + f * (0.0013930907 + f * 1.97350979e-4)))));
+  let t = power_of_two(i32(n) - 1);
+  let r = t * q + (t - 0.5);
+  return select(r + r, q, n == 0.0);
+}
+fn sigmoid_(x: f32) -> f32 { return 1.0 / (1.0 + exp_(-x)); }
+// 2 ulp.
+fn tanh_(x: f32) -> f32 {
+  let t = abs(x);
+  let s = x * x;
+  let near = x + x * s * (-0.333333194 + s * (0.133326024 + s * (-0.0538538583 + s * (0.021077754 + s * -0.00628246693))));
+  let far = copy_sign(1.0 - 2.0 / (exp_(t + t) + 1.0), x);
+  return select(near, far, t >= 0.55);
+}
+fn sinh_(x: f32) -> f32 {
+  let t = abs(x);
+  let e = expm1_(select(t, 88.0, t > 88.0));
+  let big = exp_(0.5 * t);
+  let r = select(0.5 * (e + e / (e + 1.0)), 0.5 * big * big, t > 88.0);
+  return copy_sign(r, x);
+}
+fn cosh_(x: f32) -> f32 {
+  let t = abs(x);
+  let e = exp_(0.5 * t);
+  return select(0.5 * e * e + 0.5 / (e * e), 0.5 * e * e, t > 80.0);
+}
+
+// --- logarithms
+
+// log(1 + m) for m in [-1/3, 1/3].
+fn log1p_poly(m: f32) -> f32 {
+  let s = m * m;
+  let even = -0.249996200 + s * (-0.166846126 + s * (-0.121483460 + s * -0.130310059));
+  let odd = 0.200120345 + s * (0.139814854 + s * 0.140869141);
+  return m + s * (-0.5 + m * (0.333331972 + m * (even + m * odd)));
+}
+// 1 ulp, denormals included; 0 gives -inf, negative numbers NaN.
+fn log_(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let tiny = bits < 0x00800000u;
+  let b = select(bits, bitcast<u32>(f32(bits)), tiny);
+  let e = (b - 0x3f2aaaabu) & 0xff800000u;
+  let k = f32(bitcast<i32>(e)) * 1.1920929e-7 - select(0.0, 149.0, tiny);
+  let r = log1p_poly(bitcast<f32>(b - e) - 1.0) + k * 0.693147182;
+  let special = select(select(nan(), x, is_nan(x) || bits == 0x7f800000u), -inf(), (bits & 0x7fffffffu) == 0u);
+  return select(r, special, bits - 1u >= 0x7f7fffffu);
+}
+fn log2_(x: f32) -> f32 { return log_(x) * 1.44269504; }
+fn log10_(x: f32) -> f32 { return log_(x) * 0.434294482; }
+// log(1 + x): 2 ulp. Scales x by the exponent of 1 + x, so that 1 + x itself is never subtracted from.
+fn log1p_(x: f32) -> f32 {
+  let e = (bitcast<u32>(1.0 + x) - 0x3f2aaaabu) & 0xff800000u;
+  let m = bitcast<f32>(bitcast<u32>(x) - e);
+  let quarter = bitcast<f32>(0x40800000u - e);
+  let r = log1p_poly(select(m + (0.25 * quarter - 1.0), x, e == 0u)) + f32(bitcast<i32>(e)) * 1.1920929e-7 * 0.693147182;
+  let special = select(select(nan(), x, is_nan(x) || x > 0.0), -inf(), x == -1.0);
+  return select(special, r, x > -1.0 && is_finite(x));
+}
+// log(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
+fn softplus_(x: f32, beta: f32, threshold: f32) -> f32 { return select(log1p_(exp_(x * beta)) / beta, x, x * beta > threshold); }
+fn asinh_(x: f32) -> f32 {
+  let t = abs(x);
+  let s = t * t;
+  let r = select(log1p_(t + s / (1.0 + sqrt(s + 1.0))), log_(t) + 0.693147182, t > 1e9);
+  return copy_sign(r, x);
+}
+fn acosh_(x: f32) -> f32 {
+  let t = x - 1.0;
+  let r = select(log1p_(t + sqrt_(t * (t + 2.0))), log_(x) + 0.693147182, x > 1e9);
+  return select(r, nan(), x < 1.0);
+}
+fn atanh_(x: f32) -> f32 {
+  let t = abs(x);
+  return copy_sign(0.5 * log1p_(2.0 * t / (1.0 - t)), x);
+}
+
+// --- powers
+
+// sqrt that is right at 0, inf, NaN and negative numbers on every driver.
+fn sqrt_(x: f32) -> f32 {
+  let r = select(sqrt(abs(x)), x, !truth(x) || is_inf(x) || is_nan(x));
+  return select(r, nan(), x < 0.0);
+}
+fn rsqrt_(x: f32) -> f32 { return 1.0 / sqrt_(x); }
+// x^y for x > 0 finite: 2 ulp, the logarithm held in two parts.
+fn pow_positive(x: f32, y: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let tiny = bits < 0x00800000u;
+  let b = select(bits, bitcast<u32>(f32(bits)), tiny);
+  let e = (b - 0x3f3504f3u) & 0xff800000u;
+  let k = f32(bitcast<i32>(e)) * 1.1920929e-7 - select(0.0, 149.0, tiny);
+  let m = bitcast<f32>(b - e);
+  let r = m - 1.0;
+  let dh = head(m + 1.0);
+  let dl = (1.0 - dh) + m;
+  let sh = head(r / (m + 1.0));
+  let sl = ((r - sh * dh) - sh * dl) / (m + 1.0);
+  let q = (sh + sl) * (sh + sl);
+  let lo = 2.0 * sl + (sh + sl) * q * (0.666666627 + q * (0.400003403 + q * (0.285369188 + q * 0.235899925))) + k * -2.12194442e-4;
+  let top = k * 0.693359375;
+  let h = head(top + 2.0 * sh);
+  let l = ((top - h) + 2.0 * sh) + lo;
+  let lim = select(select(y, 1e30, y > 1e30), -1e30, y < -1e30);
+  let yh = head(lim);
+  let hi = yh * h;
+  let rest = (lim - yh) * h + lim * l;
+  return exp_sum(hi, select(rest, 0.0, abs(hi) > 200.0));
+}
+fn pow_(x: f32, y: f32) -> f32 {
+  let t = abs(x);
+  let whole = floor(y) == y;
+  let odd = whole && abs(y) < 16777216.0 && floor(0.5 * y) * 2.0 != y;
+  var r = pow_positive(t, y);
+  if (!truth(x) || is_inf(x)) { r = select(0.0, inf(), truth(x) == (y > 0.0)); }
+  if (is_inf(y)) { r = select(select(0.0, inf(), (t > 1.0) == (y > 0.0)), 1.0, t == 1.0); }
+  if (is_nan(x) || is_nan(y) || (x < 0.0 && !whole && is_finite(x))) { r = nan(); }
+  if (odd && is_negative(x)) { r = -r; }
+  return select(r, 1.0, !truth(y) || x == 1.0);
+}
+
+// --- error function
+
+// 3 ulp.
+fn erf(x: f32) -> f32 {
+  let t = abs(x);
+  let s = x * x;
+  let a = 3.83197126e-4 + t * -1.72853470e-5;
+  let b = 2.42546219e-2 + t * -3.88396438e-3;
+  let c = -0.128717512 + t * (-0.634846687 + t * (-0.106777877 + t * (b + s * a)));
+  let far = copy_sign(1.0 - exp_(t * c - t), x);
+  let near = x + x * (0.128379166 + s * (-0.376125336 + s * (0.112819925 + s * (-2.67681349e-2 + s * (4.99119423e-3 + s * -5.96761703e-4)))));
+  return select(near, far, t > 0.927734375);
+}
+fn gelu_(x: f32) -> f32 { return 0.5 * x * (1.0 + erf(x * 0.707106781)); }
+fn gelu_tanh(x: f32) -> f32 { return x / (1.0 + exp_(-1.59576912 * (x + 0.044715 * x * x * x))); }
+
+// --- trigonometry
+
+// x = q pi/2 + r with |r| <= pi/4: (r, q mod 4). Three-part pi/2 below 8192, the bits of 2/pi above.
+fn quadrant(x: f32) -> vec2<f32> {
+  let n = round(x * 0.636619772);
+  var out = vec2<f32>(((x - n * 1.5703125) - n * 4.83751297e-4) - n * 7.54978995e-8, n - 4.0 * floor(n * 0.25));
+  if (abs(x) > 8192.0) { out = quadrant_large(x); }
+  return out;
+}
+// Word i of the bits of 2/pi, after one word of zeros. Selects, because drivers run a private array's code even where
+// its branch is not taken.
+fn two_over_pi(i: u32) -> u32 {
+  let low = select(select(0xfc2757d1u, 0x4e441529u, i == 2u), select(0xa2f9836eu, 0u, i == 0u), i < 2u);
+  let high = select(select(0xfe5163abu, 0x3c439041u, i == 6u), select(0xdb629599u, 0xf534ddc0u, i == 4u), i < 6u);
+  return select(high, low, i < 4u);
+}
+// 32 bits of 2/pi from bit `shift` of word i on.
+fn two_over_pi_bits(i: u32, shift: u32) -> u32 {
+  return (two_over_pi(i) << shift) | select(two_over_pi(i + 1u) >> (32u - shift), 0u, shift == 0u);
+}
+// Payne and Hanek: 2/pi times the integer mantissa, keeping the 64 bits around the binary point.
+fn quadrant_large(x: f32) -> vec2<f32> {
+  let bits = bitcast<u32>(x);
+  let e = ((bits >> 23u) & 0xffu) - 120u;
+  let m = (bits & 0x7fffffu) | 0x800000u;
+  let w = e >> 5u;
+  let shift = e & 31u;
+  let middle = two_over_pi_bits(w + 1u, shift);
+  let mid = middle * m;
+  let mid_sum = mid + mul_high(two_over_pi_bits(w + 2u, shift), m);
+  let top = two_over_pi_bits(w, shift) * m + mul_high(middle, m) + select(0u, 1u, mid_sum < mid);
+  let q = (top + 0x20000000u) >> 30u;
+  let f = top - (q << 30u);
+  let negative = bitcast<i32>(f) < 0;
+  let low_abs = select(mid_sum, 0u - mid_sum, negative);
+  let top_abs = select(f, ~f + select(0u, 1u, mid_sum == 0u), negative);
+  let turn = (f32(top_abs) + f32(low_abs) * 2.3283064e-10) * 1.46291808e-9;
+  let r = select(turn, -turn, negative != is_negative(x));
+  let whole = select(q & 3u, (4u - q) & 3u, is_negative(x));
+  return vec2<f32>(select(r, nan(), !is_finite(x)), f32(whole));
+}
+fn sin_poly(r: f32) -> f32 { let s = r * r; return r + r * s * (-0.166666546 + s * (0.00833216087 + s * -1.95152959e-4)); }
+fn cos_poly(r: f32) -> f32 { let s = r * r; return 1.0 + s * (-0.5 + s * (0.0416666456 + s * (-0.00138873163 + s * 2.44331571e-5))); }
+fn sin_turned(r: f32, q: u32) -> f32 {
+  let v = select(sin_poly(r), cos_poly(r), (q & 1u) == 1u);
+  return select(v, -v, (q & 2u) == 2u);
+}
+fn sin_(x: f32) -> f32 { let t = quadrant(x); return sin_turned(t.x, u32(t.y)); }
+fn cos_(x: f32) -> f32 { let t = quadrant(x); return sin_turned(t.x, u32(t.y) + 1u); }
+fn tan_(x: f32) -> f32 {
+  let t = quadrant(x);
+  let q = u32(t.y);
+  return sin_turned(t.x, q) / sin_turned(t.x, q + 1u);
+}
+// atan of t in [0, 1].
+fn atan_poly(t: f32) -> f32 {
+  let s = t * t;
+  let a = -0.0841944590 + s * (0.0582343191 + s * (-0.0314554684 + s * (0.0110643152 + s * -0.0018271847)));
+  return t + t * s * (-0.333333015 + s * (0.199986383 + s * (-0.142652452 + s * (0.109575719 + s * a))));
+}
+fn atan_(x: f32) -> f32 {
+  let t = abs(x);
+  let r = atan_poly(select(t, 1.0 / t, t > 1.0));
+  return copy_sign(select(r, 1.57079633 - r, t > 1.0), x);
+}
+fn atan2_(y: f32, x: f32) -> f32 {
+  let a = abs(y);
+  let b = abs(x);
+  let swap = a > b;
+  let q = select(min(a, b) / max(a, b), select(0.0, 1.0, is_inf(a)), a == b && !(truth(a) && is_finite(a)));
+  let p = atan_poly(select(q, 1.0, is_inf(a) && is_inf(b)));
+  let r = select(p, 1.57079633 - p, swap);
+  let s = copy_sign(select(r, 3.14159265 - r, is_negative(x)), y);
+  return select(s, nan(), is_nan(x) || is_nan(y));
+}
+// asin of t in [0, 0.5], beyond t itself: t^3 times this.
+fn asin_poly(s: f32) -> f32 { return 0.166667536 + s * (0.0749524161 + s * (0.045477096 + s * (0.0241476111 + s * 0.0422185473))); }
+fn asin_(x: f32) -> f32 {
+  let t = abs(x);
+  let z = select(t * t, 0.5 * (1.0 - t), t > 0.5);
+  let v = select(t, sqrt(z), t > 0.5);
+  let p = v + v * z * asin_poly(z);
+  return select(copy_sign(select(p, 1.57079633 - (p + p), t > 0.5), x), nan(), t > 1.0 || is_nan(x));
+}
+fn acos_(x: f32) -> f32 {
+  let t = abs(x);
+  let z = select(t * t, 0.5 * (1.0 - t), t > 0.5);
+  let v = select(t, sqrt(z), t > 0.5);
+  let p = v + v * z * asin_poly(z);
+  let far = select(p + p, 3.14159265 - (p + p), x < 0.0);
+  let near = 1.57079633 - copy_sign(p, x);
+  return select(select(near, far, t > 0.5), nan(), t > 1.0 || is_nan(x));
+}
+
+// --- division and remainder
+
+// The exact remainder with the sign of a; NaN for b = 0 or an infinite a. Takes off up to 12 bits of the quotient a step.
+fn fmod_(a: f32, b: f32) -> f32 {
+  let d = abs(b);
+  var r = abs(a);
+  var below = false;  // a rounded-up quotient took off too much: r is minus the remainder
+  if (!(d > 0.0) || !is_finite(a) || is_nan(b)) { return nan(); }
+  if (is_inf(b)) { return a; }
+  let dh = head(d);
+  let dl = d - dh;
+  loop {
+    if (!(r >= d)) { break; }
+    let scale = select(1.0, 1.26765060e30, is_inf(r / d));
+    let ratio = r / (d * scale);
+    let q = select(head(ratio), floor(ratio), ratio < 4096.0 && scale == 1.0);
+    r = (r - q * (dh * scale)) - q * (dl * scale);
+    if (r < 0.0) {
+      r = -r;
+      below = !below;
+    }
+  }
+  return copy_sign(select(r, d - r, below && truth(r)), a);
+}
+// Python's %: the sign of b.
+fn remainder_(a: f32, b: f32) -> f32 {
+  let m = fmod_(a, b);
+  return select(m, m + b, truth(m) && ((m < 0.0) != (b < 0.0)));
+}
+// Python's //.
+fn floor_div(a: f32, b: f32) -> f32 {
+  if (!truth(b)) { return a / b; }
+  let m = fmod_(a, b);
+  var q = (a - m) / b;
+  if (truth(m) && ((m < 0.0) != (b < 0.0))) { q -= 1.0; }
+  let f = floor(q);
+  return select(select(f, f + 1.0, q - f > 0.5), copy_sign(0.0, a / b), !truth(q));
+}
+fn idiv_floor(a: i32, b: i32) -> i32 {
+  let q = a / b;
+  return select(q, q - 1, (a % b != 0) && ((a < 0) != (b < 0)));
+}
+fn imod_floor(a: i32, b: i32) -> i32 {
+  let m = a % b;
+  return select(m, m + b, m != 0 && ((m < 0) != (b < 0)));
+}
+
+// --- random numbers
+
+// The high word of a 64-bit product.
+fn mul_high(a: u32, b: u32) -> u32 {
+  let al = a & 0xffffu;
+  let ah = a >> 16u;
+  let bl = b & 0xffffu;
+  let bh = b >> 16u;
+  let mid = ah * bl + ((al * bl) >> 16u);
+  let low = al * bh + (mid & 0xffffu);
+  return ah * bh + (mid >> 16u) + (low >> 16u);
+}
+// Philox4x32-10 with counter (block, 0, offset.lo, offset.hi) and key seed. Source: Salmon et al., SC 2011.
+fn philox(block: u32, seed: vec2<u32>, offset: vec2<u32>) -> vec4<u32> {
+  var c = vec4<u32>(block, 0u, offset.x, offset.y);
+  var k = seed;
+  for (var i = 0u; i < 10u; i++) {
+    let hi0 = mul_high(0xd2511f53u, c.x);
+    let hi1 = mul_high(0xcd9e8d57u, c.z);
+    c = vec4<u32>(hi1 ^ c.y ^ k.x, 0xcd9e8d57u * c.z, hi0 ^ c.w ^ k.y, 0xd2511f53u * c.x);
+    k += vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+  }
+  return c;
+}
+// In [0, 1), 24 bits.
+fn uniform_(bits: u32) -> f32 { return f32(bits >> 8u) * 5.96046448e-8; }
+// Two independent normal numbers (Box and Muller) from two words; the radius takes (0, 1], so it is finite.
+fn normal_pair(a: u32, b: u32) -> vec2<f32> {
+  let radius = sqrt_(-2.0 * log_(f32((a >> 8u) + 1u) * 5.96046448e-8));
+  let q = ((b >> 8u) + 0x200000u) >> 22u;
+  let r = f32(bitcast<i32>((b >> 8u) - (q << 22u))) * 3.74507028e-7;
+  return radius * vec2<f32>(sin_turned(r, q + 1u), sin_turned(r, q));
+}
+// Normal number `lane` of the four that a Philox block gives.
+fn normal_(bits: vec4<u32>, lane: u32) -> f32 {
+  let pair = normal_pair(select(bits.x, bits.z, lane > 1u), select(bits.y, bits.w, lane > 1u));
+  return select(pair.x, pair.y, (lane & 1u) == 1u);
+}

@@ -1,0 +1,21 @@
+"""Every op and composite of the table as a function, as torch.nn.functional has them: nothing is written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..ops.table import COMPOSITES, REGISTRY
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    found: Any = COMPOSITES.get(name)
+    if found is None:
+        found = REGISTRY.get(name)
+    if found is None or not getattr(found, "public", True):
+        raise AttributeError(f"module {__name__!r} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def __dir__() -> list[str]:
+    return sorted({*COMPOSITES, *(name for name, row in REGISTRY.items() if row.public)})

@@ -1,0 +1,135 @@
+"""Initialisations, in place, with torch.nn.init's names, arguments and distributions. Values come from mg.manual_seed's generator."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+
+from ..dispatch import no_grad
+from ..dtype import float32
+from ..errors import ShapeError
+from ..provenance import site
+from ..random import Generator, default_generator
+from ..shape import numel
+from ..tensor import Tensor, upload
+
+_GAINS = {"linear": 1.0, "conv1d": 1.0, "conv2d": 1.0, "conv3d": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """The factor that keeps the variance through a nonlinearity; `param` is leaky_relu's slope (0.01)."""
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else float(param)
+        return math.sqrt(2.0 / (1 + slope**2))
+    if nonlinearity not in _GAINS:
+        raise ValueError(f"no gain for nonlinearity {nonlinearity!r}; there are leaky_relu, {', '.join(_GAINS)}")
+    return _GAINS[nonlinearity]
+
+
+def fans(tensor: Tensor) -> tuple[int, int]:
+    """Inputs and outputs an element of a weight [out, in, *kernel] connects."""
+    if tensor.ndim < 2:
+        raise ShapeError(f"fan in and fan out need at least 2 dimensions, got shape {list(tensor.shape)}\n  at {site()}")
+    field = numel(tensor.shape[2:])
+    return tensor.shape[1] * field, tensor.shape[0] * field
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Uniform in [a, b)."""
+    with no_grad():
+        return tensor.uniform_(a, b, generator=generator)  # type: ignore[no-any-return]
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Normal with mean and standard deviation."""
+    with no_grad():
+        return tensor.normal_(mean, std, generator=generator)  # type: ignore[no-any-return]
+
+
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """One value everywhere."""
+    with no_grad():
+        return tensor.fill_(val)  # type: ignore[no-any-return]
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Zeros."""
+    return constant_(tensor, 0.0)
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Ones."""
+    return constant_(tensor, 1.0)
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Uniform with variance gain^2 * 2 / (fan in + fan out). Source: Glorot and Bengio 2010."""
+    bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Normal with variance gain^2 * 2 / (fan in + fan out). Source: Glorot and Bengio 2010."""
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))), generator)
+
+
+def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"mode must be 'fan_in' or 'fan_out', not {mode!r}")
+    return calculate_gain(nonlinearity, a) / math.sqrt(fans(tensor)[mode == "fan_out"])
+
+
+def kaiming_uniform_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
+) -> Tensor:
+    """Uniform with variance gain^2 / fan. Source: arXiv:1502.01852."""
+    if 0 in tensor.shape:
+        return tensor
+    bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def kaiming_normal_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
+) -> Tensor:
+    """Normal with variance gain^2 / fan. Source: arXiv:1502.01852."""
+    if 0 in tensor.shape:
+        return tensor
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
+
+
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
+) -> Tensor:
+    """Normal with mean and std, of which only values in [a, b] are kept. Drawn on the host, by rejection."""
+    if a > b:
+        raise ValueError(f"trunc_normal_ needs a <= b, got a={a}, b={b}")
+    if mean < a - 2 * std or mean > b + 2 * std:
+        warnings.warn("the mean lies more than 2 std outside [a, b]; the distribution of values may be wrong", stacklevel=2)
+    rng = np.random.default_rng((generator or default_generator).reserve(tensor.numel()))
+    with no_grad():
+        tensor.copy_(upload(_truncated(rng, tensor.numel(), mean, std, a, b).astype(np.float32).reshape(tensor.shape), float32))
+    return tensor
+
+
+def _truncated(rng: np.random.Generator, count: int, mean: float, std: float, a: float, b: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """`count` values. Where [a, b] holds little of the normal, uniform candidates are accepted by its density instead."""
+    cdf = lambda x: (1.0 + math.erf((x - mean) / (std * math.sqrt(2.0)))) / 2.0  # noqa: E731
+    narrow = cdf(b) - cdf(a) < 0.3
+    peak = ((max(a, min(mean, b)) - mean) / std) ** 2
+    out = np.empty(count)
+    filled = 0
+    while filled < count:
+        need = max(2 * (count - filled), 64)
+        if narrow:
+            x = rng.uniform(a, b, need)
+            x = x[np.log1p(-rng.random(need)) <= 0.5 * (peak - ((x - mean) / std) ** 2)]
+        else:
+            x = rng.normal(mean, std, need)
+            x = x[(x >= a) & (x <= b)]
+        x = x[: count - filled]
+        out[filled : filled + len(x)] = x
+        filled += len(x)
+    return out

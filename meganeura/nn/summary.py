@@ -1,0 +1,43 @@
+"""Modules as text: the nested repr of PyTorch, and a table of layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .module import Module
+
+
+def _indent(text: str) -> str:
+    first, *rest = text.split("\n")
+    return "\n".join([first, *("  " + line for line in rest)])
+
+
+def module_repr(module: Module) -> str:
+    """Class name, extra_repr and children, as torch.nn.Module prints them."""
+    extra = module.extra_repr()
+    head = extra.split("\n") if extra else []
+    parts = [f"({name}): {_indent(repr(child))}" for name, child in module._modules.items()]
+    name = type(module).__name__
+    if len(head) == 1 and not parts:
+        return f"{name}({head[0]})"
+    lines = head + parts
+    return f"{name}(\n  " + "\n  ".join(lines) + "\n)" if lines else f"{name}()"
+
+
+def summary(module: Module) -> str:
+    """One line a module with its own parameters, then the totals (shared parameters counted once)."""
+    rows = [("layer", "type", "shapes", "parameters")]
+    for path, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        shapes = ", ".join(f"{n}{list(p.shape)}" for n, p in own.items())
+        rows.append((path or "(self)", type(part).__name__, shapes, f"{sum(p.numel() for p in own.values()):,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=False)), row[3].rjust(widths[3])]).rstrip() for row in rows
+    ]
+    params, buffers = list(module.parameters()), list(module.buffers())
+    total, trained = sum(p.numel() for p in params), sum(p.numel() for p in params if p.requires_grad)
+    size = sum(t.nbytes for t in (*params, *buffers))
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    return "\n".join([*lines, lines[1], f"{total:,} parameters, {trained:,} trainable, {size:,} bytes with buffers"])

@@ -1,0 +1,124 @@
+"""The few shapes that computation comes in, as plain data. A row names one; kernels/ has a generator for each.
+
+Expressions are scalar WGSL over names in braces: an input (already converted to its compute type: f32, i32, u32 or bool),
+a scalar attribute, an earlier stage, or a variable that the archetype provides. Functions of kernels/wgsl/prelude.wgsl
+may be called by name. NaN, inf and integer traps are the expression's business (see docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Archetype:
+    """Base of all archetypes. `fusable`: a pointwise value that chains may absorb."""
+
+    fusable = False
+
+
+@dataclass(frozen=True)
+class Pointwise(Archetype):
+    """One output element from the elements at the same place of the broadcast inputs.
+
+    `expr` is one expression, or a mapping from kind ('f', 'i', 'u', 'b') of the first input's compute type.
+    Provided variables: {index} (u32, row-major number of the element in the output), and for random numbers
+    {block} = index / 4 and {lane} = index % 4.
+    `types`: 'promote' (compute and result in the common dtype), 'float' (the same, integers become float32),
+    'compare' (compute in the common dtype, result bool), 'bool' (both bool), 'first' (the first input's dtype);
+    the row's own dtype rule overrides it. The expression's WGSL type is bool for 'compare' and 'bool', otherwise that
+    of the last input's compute dtype (of the output's when there are no inputs); storing converts to the output's dtype.
+    """
+
+    expr: str | Mapping[str, str]
+    types: str = "promote"
+    fusable = True
+
+    def expression(self, kind: str) -> str:
+        """The expression for a compute kind; KeyError if there is none."""
+        return self.expr if isinstance(self.expr, str) else self.expr[kind]
+
+
+@dataclass(frozen=True)
+class Chain(Archetype):
+    """Several pointwise statements in one kernel, made by fusion. A statement is (name, WGSL type, expression over
+    inputs, scalars and earlier names); `results` are the names stored to the outputs, in order."""
+
+    statements: tuple[tuple[str, str, str], ...]
+    results: tuple[str, ...]
+    fusable = True
+
+
+@dataclass(frozen=True)
+class Reduce(Archetype):
+    """Reduce over attrs['dim'] (sorted tuple of dimensions). kind: sum prod max min any all argmax argmin moments.
+
+    `pre` maps an element before combining; `post` maps the accumulator {acc} ({n}: number of elements as f32) before
+    storing. 'moments' gives {mean} and {m2} (sum of squared deviations) instead of {acc}. max, min, argmax and argmin
+    let NaN win and take the first of equals. Accumulation is f32 for floats, i32 or u32 otherwise.
+    """
+
+    kind: str
+    pre: str = ""
+    post: str = "{acc}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A value a row. kind: 'sum' or 'max' of expr over the row, named `name`; 'softmax' gives {name}_max and
+    {name}_sum (the sum of exp(expr - max)) in one go; 'moments' gives {name}_mean and {name}_var (population);
+    'pick' is expr at the column given by `index` (a row input), checked against the row length through the status
+    words, 0 where the index equals the scalar attribute `ignore_index`."""
+
+    name: str
+    kind: str
+    expr: str
+    index: str = ""
+
+
+@dataclass(frozen=True)
+class Row(Archetype):
+    """Rows along attrs['dim'] (sorted tuple of neighbouring dimensions, reduced as one).
+
+    Inputs: `full` have the row's elements; `column` have one value a column (broadcast over rows); all others one
+    value a row. Inputs that are absent (None attribute 'absent' lists their names) count as the text in `defaults`.
+    Stages run in order; `element` outputs are stored per element, `per_row` outputs once a row (shape without `dim`,
+    contiguous). Provided: {n} row length (f32), {column} (u32).
+    """
+
+    full: tuple[str, ...]
+    column: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    element: tuple[str, ...] = ()  # expressions, one an element output
+    per_row: tuple[str, ...] = ()  # expressions, one a row output; outputs are the element ones, then these
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Matmul(Archetype):
+    """Batched matrix product [..., M, K] @ [..., K, N] -> [..., M, N]; leading dimensions broadcast. f32 accumulation."""
+
+
+@dataclass(frozen=True)
+class Kernel(Archetype):
+    """A kernel of its own, found by name in kernels/. `options` is read by that kernel only."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update(Archetype):
+    """An in-place update of many parameters at once. Each role is a list of k tensors, passed as k inputs in a row,
+    role after role; segment i updates with the i-th tensor of every role. Statements as in Chain; `writes` maps a role
+    to the statement name stored into it. The call's outputs are the written roles' tensors, in the order of `roles`,
+    aliasing the inputs. Elements of a segment are walked in the tensors' shared shape."""
+
+    roles: tuple[str, ...]
+    statements: tuple[tuple[str, str, str], ...]
+    writes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class View(Archetype):
+    """No kernel: the output shows the input's storage through another layout (the row's `layout` rule)."""

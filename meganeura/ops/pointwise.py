@@ -1,0 +1,455 @@
+"""Pointwise rows: one expression, one numpy reference and one gradient rule an input. Shapes broadcast; [*], [*] -> [*]."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..dtype import DType, bool_
+from ..shape import broadcast_shapes
+from ..storage import Layout
+from .archetype import Pointwise
+from .infer import common_dtype
+from .table import Inferred, Operand, Spec, op
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _where_rule(condition: Layout, input: Any, other: Any) -> Inferred:
+    common = common_dtype([input, other])
+    shape = broadcast_shapes(*(x.shape for x in (condition, input, other) if isinstance(x, Layout)))
+    return Inferred((Spec(common, shape),), (bool_, common, common), {})
+
+
+def _cast_rule(input: Layout, dtype: DType) -> Spec:
+    return Spec(dtype, input.shape)
+
+
+# ---- copies ----
+
+
+@op(Pointwise("{input}", "first"), ref=lambda input: input, grad={"input": lambda grad: grad})
+def clone(input: Tensor) -> Tensor:
+    """A row-major copy. [*] -> [*]."""
+
+
+@op(
+    Pointwise("{input}"),
+    rule=_cast_rule,
+    method=True,
+    public=True,
+    torch=None,
+    ref=lambda input, dtype: input,
+    grad={"input": lambda grad, input_meta: grad.to(input_meta.dtype)},
+)
+def cast(input: Tensor, dtype: DType) -> Tensor:
+    """The values in another dtype; floats truncate toward zero when they become integers. [*] -> [*]."""
+
+
+@op(
+    Pointwise("select({other}, {input}, {condition})"),
+    rule=_where_rule,
+    ref=lambda condition, input, other: np.where(condition, input, other),
+    grad={
+        "input": lambda grad, condition: where(condition, grad, 0.0),
+        "other": lambda grad, condition: where(condition, 0.0, grad),
+    },
+)
+def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
+    """`input` where the condition holds, else `other`. [*], [*], [*] -> [*]."""
+
+
+# ---- arithmetic ----
+
+
+@op(
+    Pointwise({"f": "{input} + {other}", "i": "{input} + {other}", "u": "{input} + {other}", "b": "{input} || {other}"}),
+    ref=lambda input, other: input + other,
+    grad={"input": lambda grad: grad, "other": lambda grad: grad},
+)
+def add(input: Operand, other: Operand) -> Tensor:
+    """input + other. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise("{input} - {other}"),
+    ref=lambda input, other: input - other,
+    grad={"input": lambda grad: grad, "other": lambda grad: -grad},
+)
+def sub(input: Operand, other: Operand) -> Tensor:
+    """input - other. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "{input} * {other}", "i": "{input} * {other}", "u": "{input} * {other}", "b": "{input} && {other}"}),
+    ref=lambda input, other: input * other,
+    grad={"input": lambda grad, other: grad * other, "other": lambda grad, input: grad * input},
+)
+def mul(input: Operand, other: Operand) -> Tensor:
+    """input * other. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise("{input} / {other}", "float"),
+    ref=lambda input, other: input / other,
+    grad={"input": lambda grad, other: grad / other, "other": lambda grad, input, other: -grad * input / (other * other)},
+)
+def div(input: Operand, other: Operand) -> Tensor:
+    """True division; integers give float32. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "floor_div({input}, {other})", "i": "idiv_floor({input}, {other})", "u": "{input} / {other}"}),
+    ref=lambda input, other: np.floor_divide(input, other),
+)
+def floor_divide(input: Operand, other: Operand) -> Tensor:
+    """The quotient rounded toward minus infinity. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "remainder_({input}, {other})", "i": "imod_floor({input}, {other})", "u": "{input} % {other}"}),
+    ref=lambda input, other: np.remainder(input, other),
+    grad={"input": lambda grad: grad, "other": lambda grad, input, other: -grad * floor_divide(input, other)},
+)
+def remainder(input: Operand, other: Operand) -> Tensor:
+    """Python's modulus: the result has the sign of `other`. [*], [*] -> [*]."""
+
+
+def _pow_exponent(grad: Any, input: Any, other: Any, result: Any) -> Any:
+    safe = where(input > 0, input, 1.0) if hasattr(input, "layout") else max(input, 0.0) or 1.0
+    return grad * result * (log(safe) if hasattr(safe, "layout") else math.log(safe))
+
+
+@op(
+    Pointwise({"f": "pow_({input}, {other})"}),
+    ref=lambda input, other: np.power(input, other),
+    domain=(0.1, 3.0),
+    grad={"input": lambda grad, input, other: grad * other * pow(input, other - 1), "other": _pow_exponent},
+)
+def pow(input: Operand, other: Operand) -> Tensor:
+    """input to the power other; 0**0 is 1, a negative base with a fractional exponent NaN. [*], [*] -> [*]."""
+
+
+@op(Pointwise("-{input}"), ref=lambda input: -input, grad={"input": lambda grad: -grad})
+def neg(input: Tensor) -> Tensor:
+    """-input. [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "abs({input})", "i": "abs({input})", "u": "{input}"}),
+    ref=lambda input: np.abs(input),
+    grad={"input": lambda grad, input: grad * sign(input)},
+)
+def abs(input: Tensor) -> Tensor:
+    """Absolute value. [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "select(sign({input}), {input}, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)"}),
+    ref=lambda input: np.sign(input),
+    grad={"input": lambda grad: grad * 0.0},
+)
+def sign(input: Tensor) -> Tensor:
+    """-1, 0 or 1 by sign; NaN stays NaN. [*] -> [*]."""
+
+
+# ---- exponentials and friends (integers give float32) ----
+
+
+@op(Pointwise("exp_({input})", "float"), ref=np.exp, grad={"input": lambda grad, result: grad * result})
+def exp(input: Tensor) -> Tensor:
+    """e**input. [*] -> [*]."""
+
+
+@op(Pointwise("log_({input})", "float"), ref=np.log, domain=(0.05, 4.0), grad={"input": lambda grad, input: grad / input})
+def log(input: Tensor) -> Tensor:
+    """Natural logarithm. [*] -> [*]."""
+
+
+@op(Pointwise("log1p_({input})", "float"), ref=np.log1p, domain=(-0.9, 4.0), grad={"input": lambda grad, input: grad / (input + 1.0)})
+def log1p(input: Tensor) -> Tensor:
+    """log(1 + input), accurate near 0. [*] -> [*]."""
+
+
+@op(Pointwise("expm1_({input})", "float"), ref=np.expm1, grad={"input": lambda grad, result: grad * (result + 1.0)})
+def expm1(input: Tensor) -> Tensor:
+    """exp(input) - 1, accurate near 0. [*] -> [*]."""
+
+
+@op(Pointwise("sqrt_({input})", "float"), ref=np.sqrt, domain=(0.05, 4.0), grad={"input": lambda grad, result: grad * 0.5 / result})
+def sqrt(input: Tensor) -> Tensor:
+    """Square root; NaN below 0. [*] -> [*]."""
+
+
+@op(
+    Pointwise("1.0 / sqrt_({input})", "float"),
+    ref=lambda input: 1 / np.sqrt(input),
+    domain=(0.05, 4.0),
+    grad={"input": lambda grad, result: grad * -0.5 * result * result * result},
+)
+def rsqrt(input: Tensor) -> Tensor:
+    """1 / sqrt(input). [*] -> [*]."""
+
+
+@op(
+    Pointwise("1.0 / {input}", "float"),
+    ref=lambda input: 1 / input,
+    domain=(0.2, 4.0),
+    grad={"input": lambda grad, result: -grad * result * result},
+)
+def reciprocal(input: Tensor) -> Tensor:
+    """1 / input. [*] -> [*]."""
+
+
+@op(Pointwise("sin_({input})", "float"), ref=np.sin, grad={"input": lambda grad, input: grad * cos(input)})
+def sin(input: Tensor) -> Tensor:
+    """Sine of radians. [*] -> [*]."""
+
+
+@op(Pointwise("cos_({input})", "float"), ref=np.cos, grad={"input": lambda grad, input: -grad * sin(input)})
+def cos(input: Tensor) -> Tensor:
+    """Cosine of radians. [*] -> [*]."""
+
+
+@op(Pointwise("tanh_({input})", "float"), ref=np.tanh, grad={"input": lambda grad, result: grad * (1.0 - result * result)})
+def tanh(input: Tensor) -> Tensor:
+    """Hyperbolic tangent. [*] -> [*]."""
+
+
+@op(
+    Pointwise("erf({input})", "float"),
+    ref=_erf,
+    grad={"input": lambda grad, input: grad * (2.0 / math.sqrt(math.pi)) * exp(-input * input)},
+)
+def erf(input: Tensor) -> Tensor:
+    """Error function. [*] -> [*]."""
+
+
+@op(
+    Pointwise("sigmoid_({input})", "float"),
+    ref=lambda input: 1 / (1 + np.exp(-input)),
+    grad={"input": lambda grad, result: grad * result * (1.0 - result)},
+)
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + exp(-input)). [*] -> [*]."""
+
+
+# ---- activations ----
+
+
+@op(
+    Pointwise({"f": "select({input}, 0.0, {input} < 0.0)", "i": "max({input}, 0)", "u": "{input}"}),
+    ref=lambda input: np.where(input < 0, 0, input),
+    grad={"input": lambda grad, result: where(result > 0, grad, 0.0)},
+)
+def relu(input: Tensor) -> Tensor:
+    """max(input, 0); NaN stays NaN. [*] -> [*]."""
+
+
+@op(
+    Pointwise("gelu_({input})", "float"),
+    ref=lambda input: input * 0.5 * (1 + _erf(input / math.sqrt(2))),
+    public=False,
+    torch="nn.functional.gelu",
+    grad={
+        "input": lambda grad, input: (
+            grad * (0.5 * (1.0 + erf(input * math.sqrt(0.5))) + input * exp(input * input * -0.5) * (1 / math.sqrt(2 * math.pi)))
+        )
+    },
+)
+def gelu_erf(input: Tensor) -> Tensor:
+    """Gaussian error linear unit, input * Phi(input). [*] -> [*]. Source: arXiv:1606.08415."""
+
+
+_G = math.sqrt(2 / math.pi)
+
+
+def _gelu_tanh_grad(grad: Any, input: Any) -> Any:
+    t = tanh((input + input * input * input * 0.044715) * _G)
+    return grad * (0.5 * (1.0 + t) + 0.5 * input * (1.0 - t * t) * (_G + input * input * (3 * 0.044715 * _G)))
+
+
+@op(
+    Pointwise("gelu_tanh({input})", "float"),
+    ref=lambda input: 0.5 * input * (1 + np.tanh(_G * (input + 0.044715 * input**3))),
+    public=False,
+    torch=None,
+    grad={"input": _gelu_tanh_grad},
+)
+def gelu_tanh(input: Tensor) -> Tensor:
+    """The tanh approximation of gelu. [*] -> [*]. Source: arXiv:1606.08415."""
+
+
+@op(
+    Pointwise("{input} * sigmoid_({input})", "float"),
+    ref=lambda input: input / (1 + np.exp(-input)),
+    torch="nn.functional.silu",
+    grad={"input": lambda grad, input: grad * (sigmoid(input) * (1.0 + input * (1.0 - sigmoid(input))))},
+)
+def silu(input: Tensor) -> Tensor:
+    """Sigmoid linear unit, input * sigmoid(input). [*] -> [*]. Source: arXiv:1702.03118."""
+
+
+@op(
+    Pointwise("nan_max({input}, 0.0) + log1p_(exp_(-abs({input})))", "float"),
+    ref=lambda input: np.logaddexp(input, 0),
+    public=False,
+    torch="nn.functional.softplus",
+    grad={"input": lambda grad, input: grad * sigmoid(input)},
+)
+def softplus(input: Tensor) -> Tensor:
+    """log(1 + exp(input)), without overflow. [*] -> [*]."""
+
+
+# ---- extrema ----
+
+
+def _share(grad: Any, wins: Any, ties: Any) -> Any:
+    return where(ties, grad * 0.5, where(wins, grad, 0.0))
+
+
+@op(
+    Pointwise({"f": "nan_max({input}, {other})", "i": "max({input}, {other})", "u": "max({input}, {other})", "b": "{input} || {other}"}),
+    ref=lambda input, other: np.maximum(input, other),
+    grad={
+        "input": lambda grad, input, other: _share(grad, input > other, eq(input, other)),
+        "other": lambda grad, input, other: _share(grad, other > input, eq(input, other)),
+    },
+)
+def maximum(input: Operand, other: Operand) -> Tensor:
+    """The larger; NaN wins. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "nan_min({input}, {other})", "i": "min({input}, {other})", "u": "min({input}, {other})", "b": "{input} && {other}"}),
+    ref=lambda input, other: np.minimum(input, other),
+    grad={
+        "input": lambda grad, input, other: _share(grad, input < other, eq(input, other)),
+        "other": lambda grad, input, other: _share(grad, other < input, eq(input, other)),
+    },
+)
+def minimum(input: Operand, other: Operand) -> Tensor:
+    """The smaller; NaN wins. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "nan_min(nan_max({input}, {min}), {max})", "i": "min(max({input}, {min}), {max})", "u": "min(max({input}, {min}), {max})"}),
+    ref=lambda input, min, max: np.minimum(np.maximum(input, min), max),
+    public=False,
+    torch=None,
+    grad={
+        "input": lambda grad, input, min, max: where(logical_and(input >= min, input <= max), grad, 0.0),
+        "min": lambda grad, input, min, max: where(logical_and(input < min, min < max), grad, 0.0),
+        "max": lambda grad, input, min, max: where(logical_or(input > max, min > max), grad, 0.0),
+    },
+)
+def clamp_both(input: Tensor, min: Operand, max: Operand) -> Tensor:
+    """input limited to [min, max]; NaN stays. [*], [*], [*] -> [*]."""
+
+
+# ---- rounding ----
+
+
+@op(Pointwise({"f": "floor({input})", "i": "{input}", "u": "{input}"}), ref=np.floor, grad={"input": lambda grad: grad * 0.0})
+def floor(input: Tensor) -> Tensor:
+    """Rounded toward minus infinity. [*] -> [*]."""
+
+
+@op(Pointwise({"f": "ceil({input})", "i": "{input}", "u": "{input}"}), ref=np.ceil, grad={"input": lambda grad: grad * 0.0})
+def ceil(input: Tensor) -> Tensor:
+    """Rounded toward plus infinity. [*] -> [*]."""
+
+
+@op(Pointwise({"f": "trunc({input})", "i": "{input}", "u": "{input}"}), ref=np.trunc, grad={"input": lambda grad: grad * 0.0})
+def trunc(input: Tensor) -> Tensor:
+    """Rounded toward zero. [*] -> [*]."""
+
+
+# ---- comparisons and logic ----
+
+
+def _compare(name: str, symbol: str, ref: Any) -> Any:
+    def fn(input: Operand, other: Operand) -> Tensor: ...
+
+    fn.__name__, fn.__module__ = name, __name__
+    fn.__doc__ = f"input {symbol} other, as bool; false where either is NaN, but for ne. [*], [*] -> [*]."
+    texts = {k: f"{{input}} {symbol} {{other}}" for k in "fiu"}
+    texts["b"] = f"u32({{input}}) {symbol} u32({{other}})"
+    return op(Pointwise(texts, "compare"), ref=ref)(fn)
+
+
+eq = _compare("eq", "==", np.equal)
+ne = _compare("ne", "!=", np.not_equal)
+lt = _compare("lt", "<", np.less)
+le = _compare("le", "<=", np.less_equal)
+gt = _compare("gt", ">", np.greater)
+ge = _compare("ge", ">=", np.greater_equal)
+
+
+@op(Pointwise({"f": "is_nan({input})", "i": "false && {input} == 0", "u": "false && {input} == 0u"}, "compare"), ref=np.isnan)
+def isnan(input: Tensor) -> Tensor:
+    """Whether an element is NaN. [*] -> [*] bool."""
+
+
+_BITS = "(bitcast<u32>({input}) & 0x7fffffffu)"
+
+
+@op(
+    Pointwise({"f": f"{_BITS} == 0x7f800000u", "i": "false && {input} == 0", "u": "false && {input} == 0u"}, "compare"),
+    ref=np.isinf,
+)
+def isinf(input: Tensor) -> Tensor:
+    """Whether an element is plus or minus infinity. [*] -> [*] bool."""
+
+
+@op(
+    Pointwise({"f": f"{_BITS} < 0x7f800000u", "i": "true || {input} == 0", "u": "true || {input} == 0u"}, "compare"),
+    ref=np.isfinite,
+)
+def isfinite(input: Tensor) -> Tensor:
+    """Whether an element is neither NaN nor infinite. [*] -> [*] bool."""
+
+
+@op(Pointwise("{input} && {other}", "bool"), ref=np.logical_and)
+def logical_and(input: Tensor, other: Tensor) -> Tensor:
+    """Both nonzero. [*], [*] -> [*] bool."""
+
+
+@op(Pointwise("{input} || {other}", "bool"), ref=np.logical_or)
+def logical_or(input: Tensor, other: Tensor) -> Tensor:
+    """Either nonzero. [*], [*] -> [*] bool."""
+
+
+@op(Pointwise("{input} != {other}", "bool"), ref=np.logical_xor)
+def logical_xor(input: Tensor, other: Tensor) -> Tensor:
+    """Exactly one nonzero. [*], [*] -> [*] bool."""
+
+
+@op(Pointwise("!{input}", "bool"), ref=np.logical_not)
+def logical_not(input: Tensor) -> Tensor:
+    """Zero. [*] -> [*] bool."""
+
+
+@op(Pointwise({"i": "{input} & {other}", "u": "{input} & {other}", "b": "{input} && {other}"}), ref=np.bitwise_and)
+def bitwise_and(input: Operand, other: Operand) -> Tensor:
+    """Bitwise and of integers or bools. [*], [*] -> [*]."""
+
+
+@op(Pointwise({"i": "{input} | {other}", "u": "{input} | {other}", "b": "{input} || {other}"}), ref=np.bitwise_or)
+def bitwise_or(input: Operand, other: Operand) -> Tensor:
+    """Bitwise or of integers or bools. [*], [*] -> [*]."""
+
+
+@op(Pointwise({"i": "{input} ^ {other}", "u": "{input} ^ {other}", "b": "{input} != {other}"}), ref=np.bitwise_xor)
+def bitwise_xor(input: Operand, other: Operand) -> Tensor:
+    """Bitwise exclusive or of integers or bools. [*], [*] -> [*]."""
+
+
+@op(Pointwise({"i": "~{input}", "u": "~{input}", "b": "!{input}"}), ref=np.bitwise_not)
+def bitwise_not(input: Tensor) -> Tensor:
+    """Bitwise complement of integers or bools. [*] -> [*]."""

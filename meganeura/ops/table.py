@@ -1,0 +1,162 @@
+"""The op table: one row an op. `@op(...)` on a signature-only function makes the row; everything else is derived.
+
+A row holds: archetype, numpy reference, gradient rules (one an input), shape and dtype rule where the archetype's
+default does not do, samples and error samples. Calling the row binds it (dispatch.bind) to the current interpreter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .. import dispatch
+from ..dispatch import p_empty as p_empty
+from ..dtype import DType
+from ..shape import Shape
+from ..storage import Layout
+from .archetype import Archetype, View
+
+# Annotations of op parameters, read by name. An Operand is a Tensor or a Python number; scalars reach kernels at run
+# time and never enter a pipeline key; every other annotation is a structural attribute.
+Operand = Any
+Scalar = Any
+IntScalar = Any
+UIntScalar = Any
+
+TENSOR, OPTIONAL, OPERAND, LIST, SCALAR, ATTR = range(6)
+_KINDS = {
+    "Tensor": (TENSOR, ""),
+    "Tensor | None": (OPTIONAL, ""),
+    "Operand": (OPERAND, ""),
+    "Sequence[Tensor]": (LIST, ""),
+    "Scalar": (SCALAR, "f32"),
+    "IntScalar": (SCALAR, "i32"),
+    "UIntScalar": (SCALAR, "u32"),
+}
+
+
+class Spec(NamedTuple):
+    """dtype and shape of an output."""
+
+    dtype: DType
+    shape: Shape
+
+
+class Inferred(NamedTuple):
+    """What a rule finds: outputs, the compute dtype of each input operand, and the attributes in canonical form."""
+
+    outputs: tuple[Spec, ...]
+    compute: tuple[DType, ...]
+    attrs: dict[str, Any]
+
+
+class Param(NamedTuple):
+    """One argument: name, kind code, WGSL type of a scalar, default (inspect.Parameter.empty if required)."""
+
+    name: str
+    kind: int
+    scalar: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generated test input: positional and keyword arguments. Arrays are numpy; `torch` overrides the oracle."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @staticmethod
+    def of(*args: Any, **kwargs: Any) -> Sample:
+        return Sample(args, kwargs)
+
+
+class Op:
+    """A row of the table."""
+
+    __slots__ = (
+        "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout", "method",
+        "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples", "static_index", "torch",
+    )  # fmt: skip
+
+    def __init__(self, name: str, module: str, doc: str, archetype: Archetype, params: Sequence[Param], **fields: Any) -> None:
+        self.name, self.module, self.doc = name, module, doc
+        self.archetype = archetype
+        self.is_view = isinstance(archetype, View)
+        self.params = tuple(params)
+        self.kinds = tuple(p.kind for p in params)
+        self.names = tuple(p.name for p in params)
+        self.inputs = tuple(p.name for p in params if p.kind in (TENSOR, OPTIONAL, OPERAND, LIST))
+        self.ref: Callable[..., Any] | None = fields.pop("ref", None)
+        self.grad: Mapping[str, Callable[..., Any] | None] = fields.pop("grad", {})
+        self.rule: Callable[..., Inferred | Sequence[Spec] | Spec] | None = fields.pop("rule", None)
+        self.layout: Callable[..., Layout] | None = fields.pop("layout", None)
+        self.samples: Callable[[], Sequence[Sample]] | None = fields.pop("samples", None)
+        self.error_samples: Callable[[], Sequence[tuple[Sample, type, str]]] | None = fields.pop("error_samples", None)
+        self.differentiable: tuple[bool, ...] = fields.pop("differentiable", ())
+        self.mutates: tuple[str, ...] = fields.pop("mutates", ())
+        self.random: bool = fields.pop("random", False)
+        self.static_index: bool = fields.pop("static_index", True)
+        self.public: bool = fields.pop("public", True)
+        self.method: bool = fields.pop("method", True)
+        self.torch: str | None = fields.pop("torch", self.name)
+        self.domain: tuple[float, float] | None = fields.pop("domain", None)
+        if fields:
+            raise TypeError(f"op {self.name}: unknown row fields {sorted(fields)}")
+        self.rule_args = {n: tuple(inspect.signature(g).parameters) for n, g in self.grad.items() if g is not None}
+        self._check()
+
+    def _check(self) -> None:
+        known = {"grad", "grads", "result", "results", *self.names, *(f"{n}_meta" for n in self.inputs), "result_meta"}
+        for name, args in self.rule_args.items():
+            if name not in self.inputs:
+                raise TypeError(f"op {self.name}: gradient for {name!r}, which is no input")
+            if unknown := set(args) - known:
+                raise TypeError(f"op {self.name}: the gradient rule of {name!r} names unknown arguments {sorted(unknown)}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return dispatch.bind(self, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+def parameters(fn: Callable[..., Any]) -> list[Param]:
+    """The parameters of a signature-only function, their kinds taken from the annotations."""
+    out = []
+    for p in inspect.signature(fn).parameters.values():
+        kind, scalar = _KINDS.get(str(p.annotation), (ATTR, ""))
+        out.append(Param(p.name, kind, scalar, p.default))
+    return out
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(archetype: Archetype, **fields: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Make a row from a signature-only function and enter it in the table (see Op for the fields)."""
+
+    def decorate(fn: Callable[..., Any]) -> Op:
+        row = Op(fn.__name__, fn.__module__, inspect.cleandoc(fn.__doc__ or ""), archetype, parameters(fn), **fields)
+        if row.name in REGISTRY:
+            raise TypeError(f"op {row.name} is already in the table (from {REGISTRY[row.name].module})")
+        REGISTRY[row.name] = row
+        return row
+
+    return decorate
+
+
+COMPOSITES: dict[str, Callable[..., Any]] = {}
+
+
+def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> Any:
+    """Enter a plain function of ops under its name: `mg.name` and, unless method=False, `Tensor.name`."""
+
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        f.__meganeura_method__ = method  # type: ignore[attr-defined]
+        COMPOSITES[f.__name__] = f
+        return f
+
+    return decorate if fn is None else decorate(fn)

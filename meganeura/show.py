@@ -1,0 +1,68 @@
+"""How a tensor shows itself: as text in a terminal, as a table with a small picture in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import html as _html
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .dtype import float32, int64
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+def text(t: Tensor) -> str:
+    """tensor([...], dtype=..., grad_fn=...)."""
+    tail = "" if t.dtype in (float32, int64) or t.dtype.kind == "b" else f", dtype={t.dtype!r}"
+    if t.grad_fn is not None:
+        tail += f", grad_fn={t.grad_fn!r}"
+    elif t.requires_grad:
+        tail += ", requires_grad=True"
+    if t._storage.buffer is None:
+        return f"tensor(<symbolic {t.layout}>{tail})"
+    values = np.array2string(t._read(), separator=", ", prefix="tensor(", threshold=1000, edgeitems=3, precision=4)
+    return f"tensor({values}{tail})"
+
+
+def html(t: Tensor) -> str:
+    """Shape, dtype, name, min/mean/max, NaN and Inf counts and a picture of the values."""
+    rows = [("shape", str(list(t.shape))), ("dtype", t.dtype.name)]
+    if t.name:
+        rows.insert(0, ("name", t.name))
+    picture = ""
+    if t._storage.buffer is not None and t.numel():
+        a = np.asarray(t._read(), np.float64)
+        good = a[np.isfinite(a)]
+        if good.size:
+            rows.append(("min / mean / max", f"{good.min():.4g} / {good.mean():.4g} / {good.max():.4g}"))
+        rows.append(("NaN / Inf", f"{int(np.isnan(a).sum())} / {int(np.isinf(a).sum())}"))
+        picture = f'<img style="image-rendering:pixelated;max-width:256px;min-width:64px" src="data:image/png;base64,{thumbnail(a)}">'
+    cells = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{_html.escape(v)}</td></tr>" for k, v in rows)
+    return f"<div style='display:flex;gap:1em;align-items:center'><table>{cells}</table>{picture}</div>"
+
+
+def thumbnail(a: np.ndarray[Any, Any], side: int = 128) -> str:
+    """A grey PNG (base64) of an array: the last two dimensions, leading ones stacked; NaN and Inf are red."""
+    image = np.atleast_2d(a).reshape(-1, a.shape[-1] if a.ndim else 1)
+    image = image[:: max(1, -(-image.shape[0] // side)), :: max(1, -(-image.shape[1] // side))]
+    good = np.isfinite(image)
+    low, high = (image[good].min(), image[good].max()) if good.any() else (0.0, 1.0)
+    grey = np.where(good, (np.where(good, image, 0) - low) / ((high - low) or 1) * 255, 0).astype(np.uint8)
+    rgb = np.stack([np.where(good, grey, 255), grey, grey], -1).astype(np.uint8)
+    return base64.b64encode(png(rgb)).decode()
+
+
+def png(rgb: np.ndarray[Any, Any]) -> bytes:
+    """An 8-bit RGB PNG file. [height, width, 3] uint8."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = rgb.shape
+    raw = b"".join(b"\0" + row.tobytes() for row in rgb)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")

@@ -1,0 +1,92 @@
+"""What every test shares: the environment of software drivers, long tests, allowed skips, and a summary of time and pipelines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Drivers read these when the first Vulkan instance is made, so they are set before any test module is imported.
+os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software driver: no thread pool, whose wake-ups cost more than small kernels
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(Path.home() / ".cache" / "meganeura-tests"))
+
+import numpy as np
+import pytest
+
+_ROOT = Path(__file__).parent
+_ALLOWED_SKIPS = ("could not import", "No module named")  # only a missing optional package may skip a test
+_seconds: dict[str, float] = defaultdict(float)
+_forbidden_skips: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the long tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    long = [i for i in items if i.get_closest_marker("full")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [i for i in items if not i.get_closest_marker("full")]
+
+
+def _folder(nodeid: str) -> str:
+    parts = nodeid.split("::")[0].split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[_folder(report.nodeid)] += report.duration
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _note_skip(report)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not any(word in reason for word in _ALLOWED_SKIPS):
+        _forbidden_skips.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _forbidden_skips and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _pipelines() -> int:
+    """Pipelines built by the devices of this process that still exist."""
+    gpu = sys.modules.get("meganeura.gpu.device")
+    return sum(d.counters.pipelines for d in gpu._devices) if gpu else 0
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    write = terminalreporter.write_line
+    terminalreporter.section("time per folder")
+    for folder, seconds in sorted(_seconds.items(), key=lambda kv: -kv[1]):
+        write(f"{seconds:8.1f} s  {folder}")
+    write(f"{_pipelines()} pipelines built in this process; shader cache in {os.environ['MESA_SHADER_CACHE_DIR']}")
+    for line in _forbidden_skips:
+        write(f"FORBIDDEN SKIP {line} (only a missing optional package may skip a test)", red=True)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A numpy generator with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def torch() -> Iterator[Any]:
+    """PyTorch, the oracle of parity tests; the test is skipped where it is not installed."""
+    yield pytest.importorskip("torch")

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meganeura import gpu
+from meganeura.errors import DeviceError, IndexOutOfRangeError
+from meganeura.gpu.replay import Frozen
+from meganeura.kernels.kernel import Launch
+
+from .handmade import COPY, copy, floats, scale, scale_launch, take_launch, upload
+
+
+def chain(device: gpu.Device, n: int, **options: object) -> tuple[Frozen, list[gpu.Buffer]]:
+    """n steps, each x*1 + 1 into the next buffer."""
+    buffers = [device.alloc(256) for _ in range(n + 1)]
+    steps = [(scale_launch(64), (buffers[i], buffers[i + 1]), None) for i in range(n)]
+    frozen = Frozen(device, steps, [("step", f"f.py:{i}") for i in range(n)], **options)  # type: ignore[arg-type]
+    for i in range(n):
+        frozen.set_scalars(i, (1.0, 1.0))
+    return frozen, buffers
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 7}, {"ahead": True}, {"chunk": 7, "ahead": True}])
+def test_runs_again_and_again(device: gpu.Device, options: dict[str, object]) -> None:
+    frozen, b = chain(device, 20, **options)
+    for start in (0.0, 5.0, 7.0):
+        device.write(b[0], 0, np.full(64, start, np.float32))
+        frozen.run()
+        assert floats(device, b[20], 64).tolist() == [start + 20] * 64
+
+
+def test_a_replay_makes_nothing(device: gpu.Device) -> None:
+    frozen, _ = chain(device, 10)
+    frozen.run()
+    c = device.counters
+    before = (c.pipelines, c.buffers, c.bind_groups, device.memory())
+    for _ in range(20):
+        frozen.run()
+    assert (c.pipelines, c.buffers, c.bind_groups, device.memory()) == before
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_scalars_change_between_runs_and_never_overtake(device: gpu.Device, ahead: bool) -> None:
+    frozen, b = chain(device, 3, ahead=ahead)
+    p = device.prepare(copy(64))
+    device.write(b[0], 0, np.zeros(64, np.float32))
+    outs = []
+    for i in range(5):
+        frozen.set_scalars(1, (1.0, 10.0 * i))
+        frozen.run()
+        out = device.alloc(256)
+        device.record(p, (b[3], out), (), None, "copy")
+        outs.append(out)
+    assert [floats(device, o, 1)[0] for o in outs] == [2, 12, 22, 32, 42]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_order_with_eager_work_is_kept(device: gpu.Device, ahead: bool) -> None:
+    frozen, b = chain(device, 2, ahead=ahead)
+    p = device.prepare(scale(64))
+    x, out = upload(device, np.full(64, 3, np.float32)), device.alloc(256)
+    for i in range(4):
+        device.record(p, (x, b[0]), (1.0, float(i)), None, "scale")
+        frozen.run()
+        device.record(p, (b[2], out), (10.0, 0.0), None, "scale")
+        assert floats(device, out, 1)[0] == 10 * (3 + i + 2)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rebinding_alternates_without_new_bind_groups(device: gpu.Device, ahead: bool) -> None:
+    frozen, b = chain(device, 3, chunk=2, ahead=ahead)
+    other = device.alloc(256)
+    device.write(b[0], 0, np.zeros(64, np.float32))
+    now, spare = b[3], other
+    groups = 0
+    for i in range(6):
+        frozen.set_scalars(0, (1.0, float(i)))
+        frozen.run()
+        assert floats(device, now, 1)[0] == i + 2
+        frozen.rebind(now, spare)
+        now, spare = spare, now
+        if i == 1:
+            groups = device.counters.bind_groups
+    assert device.counters.bind_groups == groups
+
+
+def test_a_refused_rebind_changes_nothing(device: gpu.Device) -> None:
+    frozen, b = chain(device, 2)
+    with pytest.raises(DeviceError, match="writes a buffer"):
+        frozen.rebind(b[2], b[1])
+    device.write(b[0], 0, np.zeros(64, np.float32))
+    frozen.run()
+    assert floats(device, b[2], 1)[0] == 2
+
+
+def test_status_words_keep_their_names(device: gpu.Device) -> None:
+    x, y = upload(device, np.arange(8, dtype=np.float32)), device.alloc(16)
+    index = upload(device, np.array([2, 3], np.int32))
+    frozen = Frozen(device, [(take_launch(8, 2), (x, index, y, None), None)], [("gather", "g.py:4")])
+    frozen.run()
+    assert floats(device, y, 2).tolist() == [2, 3]
+    device.write(index, 0, np.array([2, -1], np.int32))
+    for _ in range(2):
+        frozen.run()
+        with pytest.raises(IndexOutOfRangeError, match=r"gather: index -1 is out of range for a dimension of size 8\n  at g.py:4"):
+            device.synchronize()
+    frozen.close()
+    assert not device.status.kept
+
+
+def test_a_destroyed_buffer_stops_the_list_not_the_process(device: gpu.Device) -> None:
+    frozen, b = chain(device, 3)
+    frozen.run()
+    device.synchronize()
+    device.free(b[1])
+    device.pool.trim()
+    device.synchronize()
+    with pytest.raises(DeviceError, match="cannot run any more: a buffer of step 0"):
+        frozen.run()
+
+
+def test_bad_steps_are_refused_before_anything_runs(device: gpu.Device) -> None:
+    x, y = upload(device, np.full(64, 9, np.float32)), upload(device, np.zeros(64, np.float32))
+    device.faults.skip_checks = True
+    try:
+        steps = [(Launch(COPY, (0, 1), (1, 1, 1)), (x, y), None), (Launch(COPY, (0, 1), (70000, 1, 1)), (y, x), None)]
+        frozen = Frozen(device, steps, [("fine", None), ("wide", "h.py:2")], chunk=1)
+        with pytest.raises(DeviceError, match=r"wide \(kernel copy\) could not be recorded\n  at h.py:2"):
+            frozen.run()
+    finally:
+        device.faults.skip_checks = False
+    assert floats(device, y, 1)[0] == 0
+
+
+def test_closing_and_dropping_lets_go(device: gpu.Device) -> None:
+    import gc
+
+    frozen, _ = chain(device, 5)
+    frozen.run()
+    groups = device.memory().bind_groups
+    frozen.close()
+    assert device.memory().bind_groups == groups - 5
+    with pytest.raises(DeviceError, match="closed"):
+        frozen.run()
+    frozen, _ = chain(device, 5)
+    frozen.run()
+    del frozen
+    gc.collect()
+    device.drain()
+    assert device.memory().bind_groups == groups - 5
+    device.flush()
