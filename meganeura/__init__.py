@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import autodiff as _autodiff
-try:
-    from . import compile as compile
-except ImportError:  # TEMPORARY
-    pass
+from . import autograd as autograd
+from . import compile as compile
 from . import dispatch as _dispatch
 from . import dtype as _dtype
 from . import errors as errors
@@ -97,10 +94,6 @@ def value_and_grad(fn: Any) -> Any:
         return out.detach(), g
 
     return call
-
-
-class _Eager(_dispatch.Interpreter):
-    pass
 
 
 def _eager() -> Any:

@@ -226,9 +226,9 @@ def make_node(op: Op, values: Sequence[Any], results: tuple[Tensor, ...], inplac
     return node
 
 
-def before_inplace(op: Op, values: Sequence[Any], out: Tensor) -> tuple[Sequence[Any], Edge]:
-    """Checks of an in-place op before it runs; returns the values (what overlaps `out` differently is copied first)
-    and the edge of out's present value."""
+def before_inplace(op: Op, values: Sequence[Any], out: Tensor) -> tuple[Sequence[Any], tuple[Edge, dict[str, Tensor]]]:
+    """Checks of an in-place op before it runs; returns the values (what overlaps `out` differently is copied first),
+    the edge of out's present value, and copies of it under the names by which gradient rules will ask for it."""
     if out._leaf and state.grad:
         raise GradientError(f"{op.name}_: a leaf tensor that requires grad cannot be changed in place; use no_grad()\n  at {site()}")
     if any(st == 0 and n > 1 for st, n in zip(out.layout.strides, out.shape, strict=True)):
@@ -239,7 +239,13 @@ def before_inplace(op: Op, values: Sequence[Any], out: Tensor) -> tuple[Sequence
         _check_view(op, values, out, out._base)
     if any(_clashes(t, out) for _, t in _tensor_inputs(op, values)):
         values = [v.clone() if isinstance(v, Tensor) and _clashes(v, out) else v for v in values]
-    return values, edge_of(out)
+    return values, (edge_of(out), _originals(op, values, out) if state.grad else {})
+
+
+def _originals(op: Op, values: Sequence[Any], out: Tensor) -> dict[str, Tensor]:
+    named = {n: v for n, v in zip(op.names, values, strict=True) if isinstance(v, Tensor)}
+    wanted = {a for n, v in named.items() if needs_grad(v) for a in op.rule_args.get(n, ())}
+    return {n: v.clone() for n, v in named.items() if v is out and n in wanted}
 
 
 def _clashes(t: Tensor, out: Tensor) -> bool:
@@ -258,13 +264,17 @@ def _check_view(op: Op, values: Sequence[Any], out: Tensor, base: Tensor) -> Non
         raise GradientError(f"{op.name}_: {kind} cannot be changed in place while recording; use an out-of-place op\n  at {site()}")
 
 
-def _record_inplace(op: Op, values: Sequence[Any], out: Tensor, history: Edge) -> None:
+def _record_inplace(op: Op, values: Sequence[Any], out: Tensor, before: tuple[Edge, dict[str, Tensor]]) -> None:
     if not state.grad or not out.dtype.is_floating_point:
         return
     base = out._base
+    history, originals = before
     if history is None and not any(needs_grad(t) for _, t in _tensor_inputs(op, values)) and (base is None or not needs_grad(base)):
         return
     node = make_node(op, values, (out,), inplace=True)
+    for name, original in originals.items():
+        if name in node.args:
+            node._keep(name, original)
     if base is None:
         out._node, out._index, out._leaf = node, 0, False
         out._rewrites += 1

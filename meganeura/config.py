@@ -24,7 +24,7 @@ class Config:
     """Every option. The variable of a field is MEGANEURA_ + its name in capitals."""
 
     device_id: int | None = _option(None, "PCI device id of the adapter to open (decimal or 0x...); must open, no fallback")
-    backend: str = _option("wgpu", "WebGPU implementation", ("wgpu", "wgpudawn", "dawn", "wgpu-opengl"))
+    backend: str = _option("wgpu", "WebGPU implementation", ("wgpu", "wgpudawn", "dawn", "wgpu-opengl", "wgpudawn-null"))
     disable_coop: bool = _option(False, "never use matrix units")
     coop_f16: bool = _option(False, "f16 products on matrix units wherever precision allows 'medium'")
     flash_fwd_coop: bool | None = _option(None, "matrix units in the attention forward kernel (unset: the device table decides)")

@@ -143,7 +143,8 @@ def _draw_misread(path: Path, run: Training, images: Array, labels: Array) -> Pa
 
 def run(epochs: int = 12, batch: int = 100, folder: str | Path = "demo") -> int:
     """Train both ways, print what came of it; status 1 if either reads fewer than 96 % of the test digits."""
-    data = mg.data.mnist10k()
+    (images, labels), (test_images, test_labels) = mg.data.load_mnist()
+    data = images[:, 0], labels, test_images[:, 0], test_labels
     print(f"device: {mg.device()}")
     print(f"{len(data[0]):,} digits to learn from, {len(data[2]):,} to be tested on, {epochs} epochs of batches of {batch}")
     eager = train(data, epochs, batch, compiled=False)

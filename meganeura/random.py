@@ -27,7 +27,8 @@ def philox4x32_10(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[
     k0, k1 = key
     for _ in range(10):
         p0, p1 = c[0] * np.uint64(_ROUND[0]), c[2] * np.uint64(_ROUND[1])
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & np.uint64(_MASK), (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & np.uint64(_MASK)]
+        (h0, l0), (h1, l1) = ((p >> np.uint64(32), p & np.uint64(_MASK)) for p in (p0, p1))
+        c = [h1 ^ c[1] ^ np.uint64(k0), l1, h0 ^ c[3] ^ np.uint64(k1), l0]
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return np.stack(c, axis=1).astype(np.uint32)
 

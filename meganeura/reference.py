@@ -15,7 +15,7 @@ from . import dispatch
 from .dispatch import Interpreter
 from .dtype import DType
 from .errors import DTypeError, MeganeuraError
-from .ops.infer import infer, named
+from .ops.infer import freeze, infer, named
 from .ops.table import ATTR, LIST, SCALAR, Op
 from .provenance import site
 from .storage import Layout, Storage
@@ -83,7 +83,7 @@ class Reference(Interpreter):
         if op.ref is None:
             raise DTypeError(f"op {op.name} has no reference\n  at {site()}")
         with np.errstate(all="ignore"):
-            got = op.ref(**self._arguments(op, values, inferred))
+            got = op.ref(*self._arguments(op, values, inferred).values())
         if op.mutates:
             return self._mutate(op, values, got)
         results = got if isinstance(got, tuple) else (got,)
@@ -104,7 +104,7 @@ class Reference(Interpreter):
         at = 0
         for p, v in zip(op.params, values, strict=True):
             if p.kind == SCALAR or p.kind == ATTR:
-                out[p.name] = inferred.attrs.get(p.name, v) if p.kind == ATTR else v
+                out[p.name] = freeze(v)
             elif p.kind == LIST:
                 out[p.name] = [self._argument(t, d) for t, d in zip(v, inferred.compute[at : at + len(v)], strict=True)]
                 at += len(v)

@@ -34,10 +34,10 @@ READ = (
 class State:
     """A concrete tensor that the traced code met. `tensor` is the first seen with its storage."""
 
-    __slots__ = ("cell", "storage", "tensor", "version")
+    __slots__ = ("cell", "tensor", "uid")
 
     def __init__(self, cell: Cell, tensor: Tensor) -> None:
-        self.cell, self.tensor, self.storage, self.version = cell, tensor, tensor._storage, tensor._storage.version
+        self.cell, self.tensor, self.uid = cell, tensor, tensor._storage.uid
 
 
 _FIELDS = ("_base", "_hooks", "_index", "_leaf", "_node", "_rewrites", "_seen", "_storage", "_view", "layout")
@@ -52,13 +52,16 @@ class Trace(Interpreter):
         self.start = autodiff.Node("trace", [], [], site()).seq  # tape nodes after this one belong to the trace
         self.numbers = Numbers()
         self.nodes: list[Node] = []
-        self.values: dict[int, Value] = {}  # storage uid -> what it holds now
+        self.cells: dict[int, Cell] = {}  # by storage uid; an argument and its stand-in share one
+        self.values: dict[Cell, Value] = {}  # what each holds now
+        self.shared: dict[Cell, Tensor] = {}  # arguments that the code also met as concrete tensors
         self.states: dict[Cell, State] = {}
         self.constants: dict[Cell, Tensor] = {}
         self.hosts: list[tuple[Callable[[], Sequence[float | int]], int]] = []
         self.host_count = 0
         self.observed: dict[int, tuple[Any, Any]] = {}  # id -> owner and its fingerprint when first used
         self.born: list[tuple[weakref.ref[Storage], str, Site]] = []
+        self.versions: dict[int, tuple[Storage, int]] = {}  # version counts before the trace, by storage uid
         self.seen: dict[int, tuple[Tensor, tuple[Any, ...]]] = {}  # concrete tensors and their Python state before
 
     @property
@@ -70,6 +73,9 @@ class Trace(Interpreter):
 
     def apply(self, op: Op, values: Sequence[Any], out: Tensor | None) -> Any:
         where = site()
+        for t in (out,) if out is not None else self._mutated(op, values):
+            if self.operand(t).value.cell.role == "constant":
+                self.own(t)
         args = [self._argument(v) if p.kind != ATTR else v for p, v in zip(op.params, values, strict=True)]
         node = Node(op, args, where)
         try:
@@ -83,7 +89,7 @@ class Trace(Interpreter):
             self._overwrite(node, [out])
             return out
         if op.mutates:
-            written = [t for name in op.names if name in op.mutates for t in values[op.names.index(name)]]
+            written = self._mutated(op, values)
             self._overwrite(node, written)
             return tuple(written)
         return self._fresh(node)
@@ -122,19 +128,26 @@ class Trace(Interpreter):
     def new_storage(self, cell: Cell, what: str, where: Site) -> Storage:
         """A symbolic storage for a cell."""
         storage = Storage(cell.dtype, cell.elements, None, self)
-        self.values[storage.uid] = Value(cell)
+        self.cells[storage.uid] = cell
+        self.values.setdefault(cell, Value(cell))
         self.born.append((weakref.ref(storage), what, where))
         return storage
 
     def operand(self, t: Tensor) -> Operand:
         """What a tensor reads now; a concrete tensor becomes state."""
         storage = t._storage
+        cell = self.cells.get(storage.uid)
         if storage.world is not self:
             self._remember(t)
-        value = self.values.get(storage.uid)
-        if value is None:
-            value = self._capture(t)
-        return Operand(value, t.layout)
+            if cell is not None and cell.role == "input":
+                self.shared[cell] = t
+        if cell is None:
+            cell = self._capture(t)
+        return Operand(self.values[cell], t.layout)
+
+    def _mutated(self, op: Op, values: Sequence[Any]) -> list[Tensor]:
+        """The tensors an op writes, in the order of its roles."""
+        return [t for role in op.mutates for t in values[op.names.index(role)]]
 
     def _argument(self, v: Any) -> Any:
         if isinstance(v, Tensor):
@@ -143,14 +156,14 @@ class Trace(Interpreter):
             return tuple(self.operand(t) for t in v)
         return tuple(v) if isinstance(v, list) else v
 
-    def _capture(self, t: Tensor) -> Value:
+    def _capture(self, t: Tensor) -> Cell:
         storage = t._storage
         if isinstance(storage.world, Trace):
-            raise TraceError(f"a tensor ({t.layout}) of an earlier trace was used\n  at {site()}\n  it was kept beyond that trace; return it instead")
+            raise TraceError(f"{storage.world.describe(t)} in an earlier trace was used\n  at {site()}\n  return it from there instead")
         cell = self.numbers.cell(storage.dtype, storage.elements, "state", t._name or "")
         self.states[cell] = State(cell, t if t._base is None else t._base)
-        value = self.values[storage.uid] = Value(cell)
-        return value
+        self.cells[storage.uid], self.values[cell] = cell, Value(cell)
+        return cell
 
     def _remember(self, t: Tensor) -> None:
         """Note a concrete tensor's Python state before the trace changes it."""
@@ -162,13 +175,14 @@ class Trace(Interpreter):
         for known in (t, t._base):
             if known is not None and id(known) not in self.seen:
                 self.seen[id(known)] = (known, tuple(getattr(known, f) for f in _FIELDS))
+                self.versions.setdefault(known._storage.uid, (known._storage, known._storage.version))
 
     def _fresh(self, node: Node) -> Any:
         cells = [self.numbers.cell(s.dtype, numel(s.shape), "value") for s in node.inferred.outputs]
         tensors, outs = [], []
         for cell, spec in zip(cells, node.inferred.outputs, strict=True):
             storage = self.new_storage(cell, node.op.name, node.site)
-            value = self.values[storage.uid] = Value(cell, 1, node)
+            value = self.values[cell] = Value(cell, 1, node)
             layout = Layout(spec.dtype, spec.shape)
             outs.append(Operand(value, layout))
             tensors.append(Tensor._make(storage, layout))
@@ -181,32 +195,39 @@ class Trace(Interpreter):
         outs, previous = [], []
         for t in tensors:
             before = self.operand(t).value
-            if before.cell.role == "constant":
-                before = self._own(t, node)
             if before.node is not node:
                 made[before.cell] = (before, Value(before.cell, before.version + 1, node))
-                self.values[t._storage.uid] = made[before.cell][1]
+                self.values[before.cell] = made[before.cell][1]
             old, new = made[before.cell]
             outs.append(Operand(new, t.layout))
             previous.append(old)
         node.outputs, node.previous = tuple(outs), tuple(previous)
 
-    def _own(self, t: Tensor, node: Node) -> Value:
-        """A constant is about to be changed: every run must start from it, so a copy is changed instead."""
-        constant = self.values[t._storage.uid]
-        cell = self.numbers.cell(constant.cell.dtype, constant.cell.elements, "value")
+    def own(self, t: Tensor) -> Operand:
+        """Give a tensor's storage a copy of what it holds: of a constant that is changed, which every run must start from,
+        or of something that is handed out and must not be shared."""
+        source = self.operand(t).value
+        cell = self.numbers.cell(source.cell.dtype, source.cell.elements, "value")
         whole = Layout(cell.dtype, (cell.elements,))
-        copy = Node(clone, [Operand(constant, whole)], node.site)
+        copy = Node(clone, [Operand(source, whole)], site())
         copy.inferred = infer(clone, copy.named())
-        value = self.values[t._storage.uid] = Value(cell, 1, copy)
+        value = self.values[cell] = Value(cell, 1, copy)
         copy.outputs, copy.previous = (Operand(value, whole),), (None,)
-        self.nodes.insert(len(self.nodes) - 1, copy)
-        node.replace({constant: value})
-        return value
+        self.nodes.append(copy)
+        self.cells[t._storage.uid] = cell
+        return Operand(value, t.layout)
+
+    def describe(self, t: Tensor) -> str:
+        """A symbolic tensor in words, for errors."""
+        for ref, what, where in self.born:
+            storage = ref()
+            if storage is t._storage:
+                return f"a traced tensor ({t.layout}) made by {what} at {where}"
+        return f"a traced tensor ({t.layout})"
 
     def _maker(self, t: Tensor) -> Node | None:
-        value = self.values.get(t._storage.uid)
-        return None if value is None else value.node
+        cell = self.cells.get(t._storage.uid)
+        return None if cell is None else self.values[cell].node
 
     # ---- ending ----
 
@@ -215,8 +236,8 @@ class Trace(Interpreter):
         for t, fields in self.seen.values():
             for name, value in zip(_FIELDS, fields, strict=True):
                 setattr(t, name, value)
-        for state in self.states.values():
-            state.storage.version = state.version
+        for storage, version in self.versions.values():
+            storage.version = version
 
     def changed_history(self) -> Tensor | None:
         """A concrete tensor that the trace gave a place on the tape or another storage, if there is one."""
@@ -231,5 +252,3 @@ class Trace(Interpreter):
     def escaped(self) -> list[tuple[str, Site]]:
         """(op, line) of every symbolic storage that is still alive."""
         return [(what, where) for ref, what, where in self.born if ref() is not None]
-
-

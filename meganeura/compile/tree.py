@@ -1,13 +1,14 @@
 """Arguments and results as trees: lists, tuples, dicts and dataclasses of tensors and constants.
 
-`flatten` gives the tensors in order and a hashable spec of everything else; `rebuild` puts tensors back into a spec.
-Constants are part of the spec (a compiled session is valid for them); objects that do not hash count by identity.
+`flatten` gives the tensors in order and a hashable spec of everything else; `rebuild` replaces all leaves of a kind.
+Constants are part of the spec (a session is valid for them); objects that are no constants count by identity.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..errors import TraceError
 from ..provenance import site
 from ..tensor import Tensor
 
-LEAF = "tensor"
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Identity:
@@ -34,74 +35,46 @@ class Identity:
         return isinstance(other, Identity) and other.value is self.value
 
 
-def flatten(tree: Any, leaves: list[Tensor], what: str = "an argument") -> Any:
+def _is_record(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "_fingerprint")
+
+
+def flatten(tree: Any, leaves: list[Tensor]) -> Any:
     """The spec of a tree; its tensors are appended to `leaves`. Raises TraceError for numpy arrays."""
     if isinstance(tree, Tensor):
         leaves.append(tree)
-        return LEAF
+        return Tensor
     kind = type(tree)
-    if kind in (bool, int, float, str, type(None)):
-        return kind, tree if tree == tree else "nan"
+    if kind in _CONSTANTS:
+        return kind, "nan" if kind is float and math.isnan(tree) else tree
     if isinstance(tree, (list, tuple)):
-        return kind, tuple(flatten(v, leaves, what) for v in tree)
+        return kind, tuple([flatten(v, leaves) for v in tree])
     if isinstance(tree, dict):
-        return kind, tuple((k, flatten(v, leaves, what)) for k, v in tree.items())
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "_fingerprint"):
-        return kind, tuple((f.name, flatten(getattr(tree, f.name), leaves, what)) for f in dataclasses.fields(tree)), Identity(tree)
+        return kind, tuple([(k, flatten(v, leaves)) for k, v in tree.items()])
     if isinstance(tree, np.ndarray):
-        raise TraceError(f"{what} of a compiled function is a numpy array of shape {list(tree.shape)}; pass meganeura.tensor(array)\n  at {site()}")
+        raise TraceError(f"a compiled function got a numpy array of shape {list(tree.shape)}; pass meganeura.tensor(array)\n  at {site()}")
     if isinstance(tree, np.generic):
         return kind, tree.item()
+    if _is_record(tree):
+        return kind, tuple([(f.name, flatten(getattr(tree, f.name), leaves)) for f in dataclasses.fields(tree) if f.init])
     return kind, Identity(tree)
 
 
-def rebuild(tree: Any, replace: Callable[[Tensor], Any]) -> Any:
-    """The same tree with every tensor replaced; containers are new, everything else is kept."""
-    if isinstance(tree, Tensor):
+def rebuild(tree: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
+    """The same tree with every leaf of a kind replaced; containers are new, everything else is kept."""
+    if isinstance(tree, kind):
         return replace(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(rebuild(v, replace) for v in tree))
     if isinstance(tree, (list, tuple)):
-        items = [rebuild(v, replace) for v in tree]
+        items = [rebuild(v, kind, replace) for v in tree]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
         return items if type(tree) is list else type(tree)(items)
     if isinstance(tree, dict):
         copy = tree.copy()
-        for k, v in tree.items():
-            copy[k] = rebuild(v, replace)
+        copy.update((k, rebuild(v, kind, replace)) for k, v in tree.items())
         return copy
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "_fingerprint"):
-        return dataclasses.replace(tree, **{f.name: rebuild(getattr(tree, f.name), replace) for f in dataclasses.fields(tree) if f.init})
-    return tree
-
-
-class Places:
-    """A result whose tensors were replaced by places (see `template`); `fill` makes the caller's copy."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def template(tree: Any, number: Callable[[Tensor], int]) -> Any:
-    """The tree with every tensor replaced by its Places."""
-    return rebuild(tree, lambda t: Places(number(t)))
-
-
-def fill(tree: Any, tensors: Sequence[Any]) -> Any:
-    """A template with its places filled."""
-    if isinstance(tree, Places):
-        return tensors[tree.number]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(fill(v, tensors) for v in tree))
-    if isinstance(tree, (list, tuple)):
-        items = [fill(v, tensors) for v in tree]
-        return items if type(tree) is list else type(tree)(items)
-    if isinstance(tree, dict):
-        copy = tree.copy()
-        for k, v in tree.items():
-            copy[k] = fill(v, tensors)
-        return copy
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "_fingerprint"):
-        return dataclasses.replace(tree, **{f.name: fill(getattr(tree, f.name), tensors) for f in dataclasses.fields(tree) if f.init})
+    if _is_record(tree):
+        return dataclasses.replace(
+            tree, **{f.name: rebuild(getattr(tree, f.name), kind, replace) for f in dataclasses.fields(tree) if f.init}
+        )
     return tree

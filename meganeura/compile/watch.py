@@ -15,6 +15,7 @@ from ..errors import TraceError
 from ..provenance import site
 from ..tensor import Tensor
 
+_class: Any = Tensor
 _slot: Any = Tensor.__dict__["grad"]
 _data: Any = Tensor.__dict__["data"]
 _lock = threading.Lock()
@@ -37,13 +38,17 @@ class Use:
         self.tensor, self.before, self.read = tensor, before, read
         self.after = before
 
+    def current(self) -> Tensor | None:
+        """What `.grad` holds now."""
+        return _slot.__get__(self.tensor)  # type: ignore[no-any-return]
+
 
 class Watch:
     """What a trace did to `.grad`. `symbolic` is the world whose tensors are not watched, but for its stand-ins."""
 
     def __init__(self, symbolic: Any) -> None:
         self.symbolic = symbolic
-        self.stand_ins: set[int] = set()
+        self.stand_ins: dict[int, int] = {}  # id -> argument number
         self.uses: dict[int, Use] = {}
 
     def note(self, t: Tensor, read: bool) -> None:
@@ -60,7 +65,7 @@ class Watch:
     def settle(self) -> None:
         """Take down what every `.grad` holds now and put back what it held before."""
         for use in self.uses.values():
-            use.after = _slot.__get__(use.tensor)
+            use.after = use.current()
             _slot.__set__(use.tensor, use.before)
 
 
@@ -95,7 +100,7 @@ def watching(watch: Watch) -> Iterator[None]:
     with _lock:
         _active += 1
         if _active == 1:
-            Tensor.grad, Tensor.data = _grad_property, _data_property  # type: ignore[assignment]
+            _class.grad, _class.data = _grad_property, _data_property
     before, _thread.watch = _thread.watch, watch
     try:
         yield
@@ -104,4 +109,4 @@ def watching(watch: Watch) -> Iterator[None]:
         with _lock:
             _active -= 1
             if _active == 0:
-                Tensor.grad, Tensor.data = _slot, _data  # type: ignore[method-assign]
+                _class.grad, _class.data = _slot, _data

@@ -42,7 +42,7 @@ _INSTALL = "install a Vulkan driver (`apt install mesa-vulkan-drivers libvulkan1
 
 def backend_name(config: Config) -> str:
     """'wgpu' or 'dawn'."""
-    return "dawn" if config.backend in ("dawn", "wgpudawn") else "wgpu"
+    return "dawn" if "dawn" in config.backend else "wgpu"
 
 
 def describe(adapter: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def find(config: Config) -> list[Any]:
     shim = native.load(backend_name(config))
     _prepare_process(shim, config)
     wanted = ("OpenGL",) if config.backend == "wgpu-opengl" else _BACKENDS
-    if shim.backend == "dawn" and os.environ.get("WGPU_BACKEND_TYPE") == "Null":
+    if config.backend == "wgpudawn-null":
         return [shim.package.gpu.request_adapter_sync()]
     found = [a for a in shim.package.gpu.enumerate_adapters_sync() if a.info["backend_type"] in wanted]
     return sorted(found, key=lambda a: _ORDER.get(a.info["adapter_type"], 2))
@@ -72,6 +72,8 @@ def _prepare_process(shim: native.Native, config: Config) -> None:
     _prepared.add(shim.backend)
     if sys.platform.startswith("linux"):
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    if config.backend == "wgpudawn-null":  # Dawn's backend that validates everything and runs nothing
+        os.environ.setdefault("WGPU_BACKEND_TYPE", "Null")
     if shim.backend == "dawn":
         from wgpudawn.backends.dawn import extras
 

@@ -28,7 +28,7 @@ from .transfer import STATUS_BYTES, Status, Transfer
 BATCH = {"gpu": 64, "cpu": 64}  # dispatches a submit
 IDLE_LIMIT = {"gpu": 4 << 30, "cpu": 1 << 30}  # bytes kept in the pool
 _LOST = re.compile(r"device\W{1,3}(\(unlabeled\)\W)?(is |was )?(lost|destroyed)", re.IGNORECASE)
-_GUARDED = ("alloc", "write", "read", "prepare", "prepare_all", "record", "flush", "synchronize", "drain")
+_GUARDED = ("alloc", "free", "adopt", "write", "read", "prepare", "prepare_all", "step", "record", "flush", "synchronize", "drain")
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class Device:
         self.handle, self.queue = wgpu_device._internal, wgpu_device.queue._internal
         self.lock = threading.RLock()
         self.lost: str | None = None
+        self.refusal = ""  # why nothing works any more: the device was lost, or this is a forked child
         self.counters, self.faults = Counters(), Faults()
         self.info = dict(wgpu_device.adapter.info)
         self.name: str = self.info["device"]
@@ -262,7 +263,7 @@ class Device:
         if self.lost is None:
             self.lost = message
             self._forbid(f"the device {self.name} was lost: {message}\nsave what is on the host and start a new process")
-        return DeviceError(f"the device {self.name} was lost: {message}\nsave what is on the host and start a new process")
+        return DeviceError(self.refusal)
 
     def translate(self, error: Exception, what: str, site: Any) -> DeviceError:
         """A driver's error as ours, with the op and the user's line."""
@@ -272,6 +273,8 @@ class Device:
 
     def _forbid(self, message: str) -> None:
         """Make every entry point raise; costs nothing while all is well."""
+
+        self.refusal = message
 
         def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
             raise DeviceError(message)

@@ -80,6 +80,7 @@ class Native:
             raise DeviceError(f"the WebGPU package {package!r} cannot be imported ({error}); {hint}") from error
         self.backend = backend
         self.api = api
+        self.interrupt: BaseException | None = None
         self._check(package, version)
         self.lib, self.ffi, self.safe = api.lib, api.ffi, api.libf
         self.errors: tuple[type[Exception], ...] = (self.package.GPUError,)
@@ -145,7 +146,15 @@ class Native:
         def run(status: int, message: Any, userdata: Any, _unused: Any) -> None:
             ffi.from_handle(userdata).finish(status == success, self._text(message))
 
-        return ffi.callback(f"void({status_type}, WGPUStringView, void *, void *)")(run)
+        def interrupted(_kind: Any, error: BaseException, trace: Any) -> None:
+            # Ctrl-C came while the library was polling: Python raises it in here, where it would be lost and the token
+            # would never be done. Finish the token and let `wait` raise.
+            self.interrupt = error
+            names = trace.tb_frame.f_locals if trace is not None else {}
+            if "userdata" in names:
+                ffi.from_handle(names["userdata"]).finish(names["status"] == success, "")
+
+        return ffi.callback(f"void({status_type}, WGPUStringView, void *, void *)", run, onerror=interrupted)
 
     def _text(self, view: Any) -> str:
         if view.data == self.ffi.NULL or view.length == 0:
@@ -240,7 +249,10 @@ class Native:
 
     def mapped(self, buffer: Any, nbytes: int) -> Any:
         """A cffi buffer over a mapped range; dead after `unmap`."""
-        return self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes)
+        address = self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes)
+        if address == self.ffi.NULL:
+            raise DeviceError(f"the device could not map {nbytes} bytes")
+        return self.ffi.buffer(address, nbytes)
 
     def unmap(self, buffer: Any) -> None:
         self.safe.wgpuBufferUnmap(buffer)
@@ -264,6 +276,9 @@ class Native:
             spent = time.perf_counter() - start
             if spent > 2e-4 and not token.done:
                 time.sleep(min(1e-3, spent / 16))
+            if self.interrupt is not None:
+                error, self.interrupt = self.interrupt, None
+                raise error
 
     def _wait_dawn(self, token: Token) -> None:
         info = self._wait_info
@@ -272,6 +287,8 @@ class Native:
             status = self.safe.wgpuInstanceWaitAny(self._instance(), 1, info, 20_000_000)
             if status not in (self.lib.WGPUWaitStatus_Success, self.lib.WGPUWaitStatus_TimedOut):
                 token.finish(False, f"wgpuInstanceWaitAny gave status {status}")
+            elif info.completed and not token.done:  # Ctrl-C struck inside the callback, which cffi only prints
+                token.finish(True, "")
 
     def _instance(self) -> Any:
         return self.api.get_wgpu_instance()

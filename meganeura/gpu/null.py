@@ -121,7 +121,7 @@ class NullDevice:
             self.free(t)
 
     def write(self, buffer: Buffer, offset: int, data: Any) -> None:
-        raw = memoryview(data).cast("B")
+        raw = bytes(data)
         if offset % 4 or offset + len(raw) > buffer.size:
             raise DeviceError(f"upload of bytes {offset}..{offset + len(raw)} of a buffer of {buffer.size} bytes")
         held = bytearray(buffer.handle.ljust(offset + len(raw), b"\0"))

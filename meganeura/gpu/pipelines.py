@@ -12,7 +12,6 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,19 +191,46 @@ class Pipelines:
         return found
 
     def build_all(self, kernels: Iterable[Kernel], workers: int = 8) -> None:
-        """Build many pipelines at once, on several threads (shader compilers run outside the interpreter lock)."""
+        """Build many pipelines at once: shader compilers run outside the interpreter lock. Keeps those that succeed."""
         missing = {k.key: k for k in kernels if k.key not in self.pipelines}
-        if len(missing) < 2 or self.device.native.backend == "dawn":  # Dawn's objects belong to one thread at a time
-            for k in missing.values():
-                self.pipeline(k)
+        if self.device.native.backend == "dawn":
+            self._build_promised(list(missing.values()))
             return
+        from concurrent.futures import ThreadPoolExecutor  # 10 ms of import that only compiled sessions need
+
         for k in missing.values():
             self._layout(k)
-        with ThreadPoolExecutor(min(workers, len(missing)), thread_name_prefix="meganeura-pipelines") as pool:
+        first = None
+        with ThreadPoolExecutor(workers, thread_name_prefix="meganeura-pipelines") as pool:
             futures = {key: pool.submit(self._build, k) for key, k in missing.items()}
         for key, future in futures.items():
+            if (error := future.exception()) is not None:
+                first = first or error
+                continue
             self.pipelines[key] = future.result()
             self.device.counters.pipelines += 1
+        if first is not None:
+            raise first
+
+    def _build_promised(self, kernels: list[Kernel]) -> None:
+        """Dawn's objects belong to one thread at a time, but it compiles promised pipelines on threads of its own."""
+        first: Exception | None = None
+        started = []
+        for k in kernels:
+            try:
+                source, compute, layout = self._parts(k)
+                make = self.device.wgpu.create_compute_pipeline_async
+                started.append((k, source, make(label=k.label, layout=layout, compute=compute)))
+            except DeviceError as error:
+                first = first or error
+        for k, source, promise in started:
+            try:
+                self.pipelines[k.key] = self._pipeline(k, promise.sync_wait())
+                self.device.counters.pipelines += 1
+            except Exception as error:  # a promise fails with whatever the package chose
+                first = first or shader_error(k, source, error)
+        if first is not None:
+            raise first
 
     def _group_layout(self, buffers: list[dict[str, Any]]) -> Any:
         entries = [{"binding": i, "visibility": 4, "buffer": b} for i, b in enumerate(buffers)]
@@ -222,7 +248,8 @@ class Pipelines:
             self.layouts[key] = (group, self.device.wgpu.create_pipeline_layout(bind_group_layouts=groups))
         return self.layouts[key]  # type: ignore[no-any-return]
 
-    def _build(self, kernel: Kernel) -> Pipeline:
+    def _parts(self, kernel: Kernel) -> tuple[str, dict[str, Any], Any]:
+        """The source, the compute stage and the pipeline layout of a kernel; raises DeviceError for bad WGSL."""
         device = self.device
         source = kernel.source(device.profile)
         if device.config.dump_wgsl:
@@ -233,10 +260,20 @@ class Pipelines:
                 module = device.native.create_trusted_module(device.wgpu, label, source)
             else:
                 module = device.wgpu.create_shader_module(label=label, code=source)
-            group, layout = self._layout(kernel)
-            made = device.wgpu.create_compute_pipeline(label=label, layout=layout, compute={"module": module, "entry_point": "main"})
+            return source, {"module": module, "entry_point": "main"}, self._layout(kernel)[1]
         except device.native.errors as error:
             raise shader_error(kernel, source, error) from error
+
+    def _build(self, kernel: Kernel) -> Pipeline:
+        source, compute, layout = self._parts(kernel)
+        try:
+            made = self.device.wgpu.create_compute_pipeline(label=kernel.label, layout=layout, compute=compute)
+        except self.device.native.errors as error:
+            raise shader_error(kernel, source, error) from error
+        return self._pipeline(kernel, made)
+
+    def _pipeline(self, kernel: Kernel, made: Any) -> Pipeline:
+        group, layout = self._layout(kernel)
         return Pipeline(kernel, made._internal, group._internal, (made, group, layout))
 
 

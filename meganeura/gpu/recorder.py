@@ -32,7 +32,7 @@ Copy = tuple[Any, int, Any, int, int]  # source, offset, destination, offset, by
 
 
 class Group:
-    """A cached bind group: where it is cached, what it names, and its handle. `owner`: the frozen list it belongs to."""
+    """A cached bind group: where it is cached, what it names, and its handle. `owner`: weakly, the frozen list it belongs to."""
 
     __slots__ = ("__weakref__", "buffers", "cache", "handle", "key", "owner", "uniform")
 
@@ -89,7 +89,7 @@ class Recorder:
         self.groups: deque[Group] = deque()
         self.dead: list[Any] = []  # bind group handles to release after the next submit
         self.error: Exception | None = None  # of a record-triggered flush, raised at the next synchronising call
-        self.on_failure: list[Callable[[Record, Exception], None]] = []
+        self.on_failure: list[Callable[[list[Buffer], Exception], None]] = []  # called with the buffers left unwritten
         self.timer: Any = None
         self._make_ring()
 
@@ -205,8 +205,9 @@ class Recorder:
             group.forget()
             self.dead.append(group.handle)
             group.handle = None
-            if group.owner is not None:
-                group.owner.lose(group)
+            owner = group.owner() if group.owner is not None else None
+            if owner is not None:
+                owner.lose(group)
             self.counters.dropped_groups += 1
 
     # submitting
@@ -334,14 +335,16 @@ class Recorder:
             except self.native.errors as e:
                 failure = self.device.translate(e, f"{r[9] or r[6].label} (kernel {r[6].label}) could not be recorded", r[8])
                 first = first or failure
-                for hook in self.on_failure:
-                    hook(r, failure)
+                self._report(r, failure)
         if first is None:  # each encodes alone, all together do not: nothing can be said to be good
             first, good = self.device.translate(error, f"{len(records)} dispatches could not be recorded together", records[0][8]), []
             for r in records:
-                for hook in self.on_failure:
-                    hook(r, first)
+                self._report(r, first)
         return good, first
+
+    def _report(self, record: Record, error: Exception) -> None:
+        for hook in self.on_failure:
+            hook([record[7][i] for i in record[6].writes], error)
 
 
 def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str, site: Any) -> None:

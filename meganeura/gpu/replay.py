@@ -8,7 +8,8 @@ that cannot run leaves nothing half done.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -21,7 +22,7 @@ from .recorder import Group, Record, pack_scalars
 if TYPE_CHECKING:
     from .device import Device
 
-CHUNK = {"gpu": 80, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution (docs/gpu.md)
+CHUNK = {"gpu": 80, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
 ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
 
 Entry = tuple[Any, Any, Any, int, int, int]  # pipeline or None (as before), bind group, offset pointer or None, x, y, z
@@ -47,12 +48,17 @@ class Frozen:
         self.chunk = chunk or (1 if device.config.serial_dispatch else CHUNK[device.family])
         self.labels = list(labels) or [("", None)] * len(steps)
         self.broken = ""
+        self.lost: dict[int, str] = {}  # steps with a destroyed buffer
         self.proved = False
         self.ready: list[Any] = []
         with device.lock:
             self.steps = [s if isinstance(s, Step) else device.pipelines.step(s) for s, _, _ in steps]
             self._assign_slots([slot for _, _, slot in steps])
             self.buffers = [self._fill(step, given) for step, (_, given, _) in zip(self.steps, steps, strict=True)]
+            self.using: dict[Buffer, set[int]] = {}  # the steps that bind a buffer
+            for i, buffers in enumerate(self.buffers):
+                for b in buffers:
+                    self.using.setdefault(b, set()).add(i)
             self.caches: list[dict[Any, Group]] = [{} for _ in self.steps]
             self.groups = [self._group(i) for i in range(len(self.steps))]
         self.uses_status = any(s.status for s in self.steps)
@@ -125,35 +131,44 @@ class Frozen:
                 self.device.recorder.drop(next(g for g in cache.values() if g is not self.groups[i]))
             name, site = self.labels[i]
             found = self.device.recorder.make_group(self.steps[i], buffers, cache, name, site)
-            found.owner = self
+            found.owner = weakref.ref(self)  # buffers know their groups: they must not keep the list alive
         return found
 
     def rebind(self, old: Buffer, new: Buffer) -> None:
         """Let every step that uses `old` use `new`; buffers that take turns make no new bind groups."""
+        self.rebind_all({old: new})
+
+    def rebind_all(self, changes: Mapping[Buffer, Buffer]) -> None:
+        """Let every step that uses a key use its value, all at once: buffers may also trade places."""
         with self.device.lock:
-            old.epoch = max(old.epoch, self.device.recorder.epoch - 1)
-            touched = [i for i, buffers in enumerate(self.buffers) if old in buffers]
-            before = {i: self.buffers[i] for i in touched}
+            for old in changes:
+                old.epoch = max(old.epoch, self.device.recorder.epoch - 1)
+            touched = sorted({i for old in changes for i in self.using.get(old, ())})
+            before = {i: (self.buffers[i], self.groups[i]) for i in touched}
             try:
                 for i in touched:
-                    self.buffers[i] = tuple(new if b is old else b for b in before[i])
+                    self.buffers[i] = tuple([changes.get(b, b) for b in before[i][0]])
                     self.groups[i] = self._group(i)
             except BaseException:
-                self.buffers = [before.get(i, b) for i, b in enumerate(self.buffers)]
-                self.groups = [self._group(i) for i in range(len(self.steps))]
+                for i, (buffers, group) in before.items():
+                    self.buffers[i], self.groups[i] = buffers, group
                 raise
+            moved = [(changes[old], self.using.pop(old)) for old in changes if old in self.using]
+            for new, where in moved:
+                self.using.setdefault(new, set()).update(where)
             for i in touched:
                 c, j = divmod(i, self.chunk)
                 entry = self.chunks[c][j]
                 self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
+                self.lost.pop(i, None)
             if touched:
                 self._discard_ready()
 
     def lose(self, group: Group) -> None:
-        """A buffer of this list was destroyed."""
+        """A buffer of this list was destroyed: its steps cannot run until they are rebound."""
         for i, g in enumerate(getattr(self, "groups", ())):
             if g is group:
-                self.broken = f"a buffer of step {i} ({self.steps[i].label}) was destroyed"
+                self.lost[i] = f"a buffer of step {i} ({self.steps[i].label}) was destroyed"
                 self._discard_ready()
 
     def _build(self) -> None:
@@ -175,15 +190,19 @@ class Frozen:
     # running
 
     def run(self) -> None:
-        """Replay the list behind everything recorded so far. Raises DeviceError, and then nothing of this run ran."""
+        """Replay the list behind everything recorded so far.
+
+        Raises DeviceError. If the first run fails, nothing of it ran; a later one submits chunk by chunk, so the
+        chunks before the failing one did.
+        """
         device = self.device
+        if device.refusal:
+            raise DeviceError(device.refusal)
         with device.lock:
             if device.graveyard or device.graves:
                 device.drain()
-            if self.broken:
-                raise DeviceError(f"this frozen list cannot run any more: {self.broken}")
-            if device.lost:
-                device.flush()
+            if self.broken or self.lost:
+                raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
             if device.recorder.timer is not None:
                 device.recorder._flush_quietly()  # timed rows come in the order of the work
             if not self.proved or self.ready or device.recorder.timer is not None:

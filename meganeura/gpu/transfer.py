@@ -59,14 +59,15 @@ class Transfer:
 
     def write(self, buffer: Buffer, offset: int, data: Any) -> None:
         """Copy bytes into a buffer at a multiple of 4. A length that is not one is padded with zeros."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if view.nbytes == 0:
+            return
+        view = view.cast("B")
         size = len(view)
         if size % 4:
             view, size = memoryview(bytes(view) + bytes(-size % 4)), size + -size % 4
         self._check_range(buffer, offset, size, "upload")
         device, recorder = self.device, self.device.recorder
-        if size == 0:
-            return
         if buffer.epoch == recorder.epoch:
             recorder._flush_quietly()
         for start in range(0, size, MAX_UPLOAD):

@@ -13,7 +13,7 @@ from ..shape import Shape, broadcast_strides
 from ..storage import Layout
 from . import matmul_cpu, matmul_gpu
 from .kernel import TEMP, Call, Launch, Lowered, Profile
-from .matmul_problem import Problem, Result, problem
+from .matmul_problem import Problem, Result, Side, problem
 from .matmul_sum import add_slices, partial, slice_elements
 from .move import contiguous
 
@@ -115,12 +115,17 @@ def _cut(group: list[Problem], limit: int, groups: int) -> list[list[Problem]]:
                 name = max((abs(s) * (n - 1), d) for d, (n, s) in _dims(q, operand).items())[1]
     if not name:
         return [group]
-    extent = _dims(p, 0).get(name, _dims(p, 1).get(name, (0, 0)))[0]
-    half = extent // 2 if extent < 128 else extent // 128 * 64
     if name == "k":
-        return _cut([x for q in group for x in (_part(q, "k", 0, half), _part(q, "k", half, q.k))], limit, groups)
-    low, high = ([_part(q, name, *r) for q in group] for r in ((0, half), (half, extent)))
+        halves = [(q, _half(q.k)) for q in group]
+        return _cut([x for q, half in halves for x in (_part(q, "k", 0, half), _part(q, "k", half, q.k))], limit, groups)
+    extent = {"m": p.m, "n": p.n, "b0": p.batch[0], "b1": p.batch[1]}[name]
+    low, high = ([_part(q, name, *r) for q in group] for r in ((0, _half(extent)), (_half(extent), extent)))
     return _cut(low, limit, groups) + _cut(high, limit, groups)
+
+
+def _half(extent: int) -> int:
+    """About half, a multiple of 64 where that is possible, so that parts keep their alignment."""
+    return extent // 2 if extent < 128 else extent // 128 * 64
 
 
 def _dims(p: Problem, operand: int) -> dict[str, tuple[int, int]]:
@@ -144,25 +149,25 @@ def _part(p: Problem, name: str, low: int, high: int) -> Problem:
     at = [dims.get(name, (0, 0))[1] * low for dims in (_dims(p, i) for i in range(3))]
     a = replace(p.a, offset=p.a.offset + at[0], extent=n if name == "m" else p.m)
     b = replace(p.b, offset=p.b.offset + at[1], extent=n if name == "n" else p.n)
-    p = replace(p, a=a, b=b, out=replace(p.out, offset=p.out.offset + at[2]))
-    if name in ("m", "n", "k"):
-        return replace(p, **{name: n})
-    return replace(p, batch=(n, p.batch[1]) if name == "b0" else (p.batch[0], n))
+    batch = (n if name == "b0" else p.batch[0], n if name == "b1" else p.batch[1])
+    sizes = [n if name == d else x for d, x in (("m", p.m), ("n", p.n), ("k", p.k))]
+    return Problem(sizes[0], sizes[1], sizes[2], batch, a, b, replace(p.out, offset=p.out.offset + at[2]))
 
 
 def _narrow(p: Problem, limit: int) -> Problem:
     """Bind only what is touched where an operand reaches beyond the largest binding."""
     ends = []
-    for i, x in enumerate((p.a, p.b, p.out)):
+    operands: tuple[Side | Result, ...] = (p.a, p.b, p.out)
+    for i, x in enumerate(operands):
         reach = [s * (n - 1) for n, s in _dims(p, i).values()]
         ends.append((x.offset + sum(r for r in reach if r < 0), x.offset + sum(r for r in reach if r > 0) + 1))
-    if all(high * x.dtype.itemsize <= limit for (_, high), x in zip(ends, (p.a, p.b, p.out), strict=True)):
+    if all(high * x.dtype.itemsize <= limit for (_, high), x in zip(ends, operands, strict=True)):
         return p
     parts = []
-    for (low, high), x in zip(ends, (p.a, p.b, p.out), strict=True):
+    for (low, high), x in zip(ends, operands, strict=True):
         start = low * x.dtype.itemsize // 256 * 256
         parts.append((start, -(-high * x.dtype.itemsize // 16) * 16 - start))
-    a, b, out = (x.offset - s // x.dtype.itemsize for x, (s, _) in zip((p.a, p.b, p.out), parts, strict=True))
+    a, b, out = (x.offset - s // x.dtype.itemsize for x, (s, _) in zip(operands, parts, strict=True))
     return replace(
         p, a=replace(p.a, offset=a, part=parts[0]), b=replace(p.b, offset=b, part=parts[1]), out=replace(p.out, offset=out, part=parts[2])
     )  # fmt: skip

@@ -47,8 +47,8 @@ class Monoid:
 _NAN = "(bitcast<u32>({}) & 0x7fffffffu) > 0x7f800000u"
 _ZERO = {"f32": "0.0", "i32": "0i", "u32": "0u"}
 _ONE = {"f32": "1.0", "i32": "1i", "u32": "1u"}
-_LOWEST = {"f32": "bitcast<f32>(0xff800000u)", "i32": "(-2147483647i - 1i)", "u32": "0u"}
-_HIGHEST = {"f32": "bitcast<f32>(0x7f800000u)", "i32": "2147483647i", "u32": "0xffffffffu"}
+_LOWEST = {"f32": "-inf()", "i32": "(-2147483647i - 1i)", "u32": "0u"}
+_HIGHEST = {"f32": "inf()", "i32": "2147483647i", "u32": "0xffffffffu"}
 
 
 def extremum(kind: str, type_: str) -> Monoid:

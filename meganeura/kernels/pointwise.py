@@ -4,8 +4,10 @@ In: a Call over any strided layouts. Out: one launch (several where tensors exce
 
 All operands and outputs are collapsed together. With the innermost size a multiple of 4 (or everything one run), an
 invocation makes a quad: four elements, each operand read as a vec4 ('v': stride 1, aligned), as one value ('s':
-stride 0) or as four elements ('g'). Otherwise an invocation makes one element. Expressions stay scalar: on software
-Vulkan a scalar already is a vector of lanes, and only the width of loads and stores matters.
+stride 0) or as four elements ('g'). Where an operand runs along another dimension (a transpose), an invocation makes a
+tile of four quads and reads that operand as four vec4 along its own dimension ('t'). Otherwise an invocation makes one
+element. Expressions stay scalar: on software Vulkan a scalar already is a vector of lanes, and only the width of loads
+and stores matters.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Operand:
     names: tuple[tuple[str, DType], ...]  # (input name, compute dtype); () for an output
     slot: int
     dtype: DType
-    access: str  # 'v' vec4, 's' one value for the quad, 'g' element by element
+    access: str  # 'v' vec4, 's' one value for the quad, 'g' element by element, 't' vec4 along the tile's dimension
     shifted: bool  # has an offset (adding 0 costs 6 % of a copy on software Vulkan)
 
 
@@ -53,7 +55,9 @@ class Form:
     rank: int
     width: int  # elements an invocation makes at a time: 4 or 1
     tail: bool  # the last quad is not full and what lies behind it must be kept
-    per: int  # quads (or elements) an invocation
+    tile: int  # the dimension of which an invocation makes four, or -1
+    fast: bool  # coordinates by reciprocals
+    per: int  # items (tiles, quads or elements) an invocation
 
 
 def lower(call: Call, profile: Profile) -> Lowered:
@@ -131,7 +135,7 @@ class _Plan:
         strides = [broadcast_strides(x.shape, x.strides, target) for x in self.layouts]
         shape, merged = collapse(target, *strides)
         if len(shape) > MAX_RANK:
-            raise ShapeError(f"{self.call.op} on tensors of {len(shape)} dimensions that cannot be merged; at most {MAX_RANK} are supported")
+            raise ShapeError(f"{self.call.op}: at most {MAX_RANK} dimensions that cannot be merged are supported, got {len(shape)}")
         return shape, list(merged)
 
     # --- which form
@@ -139,20 +143,22 @@ class _Plan:
     def _form(self) -> Form:
         quads = bool(self.shape) and (self.shape[-1] % 4 == 0 or self._is_run())
         accesses = [self._access(k) for k in range(len(self.layouts))] if quads else ["g"] * len(self.layouts)
+        tile, accesses = self._tiled(accesses) if quads and "g" in accesses else (-1, accesses)
         written = set(self.storages[self.n_reads :])
         for storage in written:  # bound once, so with one element type: all vec4 or all scalar
             mine = [k for k, s in enumerate(self.storages) if s == storage]
-            if any(accesses[k] != "v" for k in mine):
+            if any(accesses[k] not in "vt" for k in mine):
                 for k in mine:
-                    accesses[k] = "g" if accesses[k] == "v" else accesses[k]
+                    accesses[k] = "g" if accesses[k] in "vt" else accesses[k]
+                tile = -1
+        if tile < 0:
+            accesses = ["g" if a == "t" else a for a in accesses]
         if quads and self.shape[-1] % 4 and "g" in accesses:
             quads, accesses = False, ["g"] * len(self.layouts)
-        kinds = [(s, s not in written and a == "v") for s, a in zip(self.storages, accesses, strict=True)]
+        kinds = [(s, s not in written and a in "vt") for s, a in zip(self.storages, accesses, strict=True)]
         self.slots = list(dict.fromkeys(kinds))
         self.slot_of = [self.slots.index(kind) for kind in kinds]
-        operands = [
-            Operand(tuple(self.names[k]), self.slot_of[k], x.dtype, accesses[k], x.offset != 0) for k, x in enumerate(self.layouts)
-        ]
+        operands = [Operand(tuple(self.names[k]), self.slot_of[k], x.dtype, accesses[k], x.offset != 0) for k, x in enumerate(self.layouts)]
         T.check_bindings(len(self.slots), self.profile, f"{self.call.op}")
         numbers = tuple(
             (name, dict(self.call.scalars)[name], c)
@@ -160,6 +166,7 @@ class _Plan:
             if x is None and name in self.used
         )
         cpu = self.profile.family == "cpu"
+        items = self.call.outputs[0].numel // (16 if tile >= 0 else 4 if quads else 1)
         return Form(
             self.statements,
             self.results,
@@ -171,8 +178,30 @@ class _Plan:
             len(self.shape),
             4 if quads else 1,
             bool(quads and self.shape[-1] % 4),
-            2 if cpu else 1,
+            tile,
+            cpu and len(self.shape) > 1 and items < T.MAX_RECIPROCAL // 2,
+            2 if cpu and tile < 0 else 1,
         )
+
+    def _tiled(self, accesses: list[str]) -> tuple[int, list[str]]:
+        """The dimension to tile and the accesses then, or -1 and the accesses as they are.
+
+        Every operand must be read by vectors along the innermost dimension ('v'), along the tile's ('t'), or be constant
+        along the innermost ('s'); writes go along the innermost.
+        """
+        if self.used & PROVIDED.keys() or len(self.shape) < 2:
+            return -1, accesses
+        first = accesses.index("g")
+        dim = next((d for d, st in enumerate(self.strides[first][:-1]) if st == 1 and self.shape[d] % 4 == 0), -1)
+        if dim < 0:
+            return -1, accesses
+        out = []
+        for k, access in enumerate(accesses):
+            strides = self.strides[k]
+            along = strides[dim] == 1 and self.layouts[k].offset % 4 == 0
+            along = along and all(st % 4 == 0 for d, st in enumerate(strides) if d != dim)
+            out.append("t" if access == "g" and along and k < self.n_reads else access)
+        return (-1, accesses) if "g" in out else (dim, out)
 
     def _is_run(self) -> bool:
         """Whether every operand is one contiguous run from an aligned offset, or a single value."""
@@ -193,7 +222,7 @@ class _Plan:
         if any(o.dtype.storage != first.dtype.storage for _, o in mine):
             raise DeviceError(f"{self.call.op} reads one storage both as {first.dtype} and as another dtype")
         written = any(k >= self.n_reads for k, _ in mine)
-        return T.element(first.dtype, 4 if first.access == "v" else 1), "read_write" if written else "read"
+        return T.element(first.dtype, 4 if first.access in "vt" else 1), "read_write" if written else "read"
 
     # --- launches
 
@@ -235,33 +264,36 @@ class _Plan:
                 for x, st in zip(self.layouts, self.strides, strict=True)
             ]
         groups = [[x for x, s in zip(pieces, self.slot_of, strict=True) if s == slot] for slot in range(len(self.slots))]
-        return T.windows(groups, self.profile, repr(self.call.op))
+        return T.windows(groups, self.profile, repr(self.call.op), narrow=not T.fits(self.layouts, self.profile))
 
     def launch(self, kernel: Kernel, first: int, count: int) -> Launch:
         form = self.form
         ranges, shifts = self._windows(first, count)
-        items = -(-count // form.width)
-        values = [items, count, first, *self._sizes()]
+        items = -(-count // (form.width * (4 if form.tile >= 0 else 1)))
+        sizes = self._sizes()
+        values = [items, count, first, *sizes, *(map(T.reciprocal, sizes) if form.fast else ())]
         for k, operand in enumerate((*form.reads, *form.writes)):
             start = first * self.strides[k][0] if form.rank else 0
-            values += self._addressing(k, operand, self.layouts[k].offset + start - shifts[operand.slot])
+            offset = self.layouts[k].offset + start - shifts[operand.slot]
+            assert operand.shifted or offset == 0
+            values += self._addressing(k, operand, offset)
         bindings = tuple(self.where[self.slot_of.index(s)] for s in range(len(self.slots)))
         groups = -(-items // (T.WORKGROUP * form.per))
         return Launch(kernel, bindings, T.grid(groups), T.pack(values), T.scalar_entries(self.call, form.scalars), ranges)
 
     def _sizes(self) -> list[int]:
-        """Sizes of the collapsed dimensions after the first, the last in quads."""
+        """Sizes in items of the collapsed dimensions after the first."""
         sizes = list(self.shape)
         if sizes and self.form.width == 4:
             sizes[-1] = -(-sizes[-1] // 4)
+        if self.form.tile >= 0:
+            sizes[self.form.tile] //= 4
         return sizes[1:]
 
     def _addressing(self, k: int, operand: Operand, offset: int) -> list[int]:
-        """Offset and strides of one operand in its array's elements; the last stride steps one quad (or element)."""
-        strides = self.strides[k]
-        if operand.access == "v":
-            return [offset // 4, *(st // 4 for st in strides[:-1])]
-        return [offset, *strides]
+        """Offset and strides of one operand in entries of its array, for the dimensions that `stepped` names."""
+        unit = 4 if operand.access in "vt" else 1
+        return [offset // unit, *(self.strides[k][d] // unit for d in stepped(self.form, operand))]
 
 
 # --- WGSL -----------------------------------------------------------------------------------------------------------
@@ -270,9 +302,17 @@ class _Plan:
 def fields(form: Form) -> list[str]:
     """Names of the parameters, in the order in which `_Plan.launch` packs them."""
     out = ["items", "count", "first", *(f"n{d}" for d in range(1, form.rank))]
+    if form.fast:
+        out += [f"r{d}" for d in range(1, form.rank)]
     for k, operand in enumerate((*form.reads, *form.writes)):
-        out += [f"o{k}", *(f"s{k}_{d}" for d in range(form.rank - (operand.access == "v")))]
+        out += [f"o{k}", *(f"s{k}_{d}" for d in stepped(form, operand))]
     return out
+
+
+def stepped(form: Form, operand: Operand) -> list[int]:
+    """The dimensions along which an operand has a stride: all but the one that its vectors or its one value cover."""
+    covered = {"v": form.rank - 1, "t": form.tile, "s": form.rank - 1, "g": -1}[operand.access]
+    return [d for d in range(form.rank) if d != covered]
 
 
 def source(form: Form, profile: Profile) -> str:
@@ -327,45 +367,58 @@ def _main(form: Form, profile: Profile) -> str:
 def _item(form: Form, i: str) -> str:
     """The statements that make item (quad or element) number `i`."""
     reads, writes = form.reads, form.writes
-    coords = T.decompose(i, ["", *(f"p.n{d}" for d in range(1, form.rank))]) if form.rank > 1 else f"let c0 = {i};"
+    reciprocals = [f"p.r{d}" for d in range(form.rank)] if form.fast else []
+    coords = T.decompose(i, [f"p.n{d}" for d in range(form.rank)], "c", reciprocals) if form.rank > 1 else f"let c0 = {i};"
     out = f"  if ({i} < p.items) {{\n    {coords}\n"
     for k, operand in enumerate((*reads, *writes)):
         out += f"    let a{k} = {_address(form, k, operand)};\n"
     for k, operand in enumerate(reads):
         out += "".join(f"    let {name} = b{operand.slot}[{at}];\n" for name, at in _loads(form, k, operand))
-    for lane in range(form.width):
-        out += f"    let e{lane} = element({', '.join(_arguments(form, i, lane))});\n"
+    for row in range(4 if form.tile >= 0 else 1):
+        for lane in range(form.width):
+            out += f"    let e{row * 4 + lane} = element({', '.join(_arguments(form, i, lane, row))});\n"
     for k, operand in enumerate(writes):
         out += _write(form, k, operand, i)
     return out + "  }\n"
 
 
 def _address(form: Form, k: int, operand: Operand) -> str:
+    """The entry of an operand's array at which item (c0, c1...) starts."""
     terms = [f"p.o{k}"] if operand.shifted else []
-    last = form.rank - 1
+    steps = stepped(form, operand)
     for d in range(form.rank):
-        if d < last or form.width == 1:
-            terms.append(f"c{d} * p.s{k}_{d}")
-        elif operand.access == "v":
+        many = (form.width == 4 and d == form.rank - 1) or d == form.tile  # the item spans four of this dimension
+        if d in steps:
+            terms.append(f"c{d} * {'4u * ' if many else ''}p.s{k}_{d}")
+        elif operand.access != "s":
             terms.append(f"c{d}")
-        elif operand.access == "g":
-            terms.append(f"c{d} * 4u * p.s{k}_{d}")
     return " + ".join(terms) or "0u"
 
 
 def _loads(form: Form, k: int, operand: Operand) -> list[tuple[str, str]]:
     """(variable, index) of every load of an operand."""
-    if form.width == 1 or operand.access in "vs":
+    last, access = form.rank - 1, operand.access
+    if form.tile >= 0:
+        step = f"p.s{k}_{last if access == 't' else form.tile}"
+        return [(f"x{k}_{j}", f"a{k}" + (f" + {j}u * {step}" if j else "")) for j in range(4)]
+    if form.width == 1 or access in "vs":
         return [(f"x{k}", f"a{k}")]
-    return [(f"x{k}{c}", f"a{k}" + (f" + {j}u * p.s{k}_{form.rank - 1}" if j else "")) for j, c in enumerate(T.LANES)]
+    return [(f"x{k}{c}", f"a{k}" + (f" + {j}u * p.s{k}_{last}" if j else "")) for j, c in enumerate(T.LANES)]
 
 
-def _arguments(form: Form, i: str, lane: int) -> list[str]:
+def _element(form: Form, k: int, access: str, lane: int, row: int) -> str:
+    """The variable that holds an operand's stored element for a lane and a row of the item."""
+    if form.tile >= 0:
+        return {"v": f"x{k}_{row}.{T.LANES[lane]}", "t": f"x{k}_{lane}.{T.LANES[row]}", "s": f"x{k}_{row}"}[access]
+    if form.width == 1 or access == "s":
+        return f"x{k}"
+    return f"x{k}.{T.LANES[lane]}" if access == "v" else f"x{k}{T.LANES[lane]}"
+
+
+def _arguments(form: Form, i: str, lane: int, row: int) -> list[str]:
     args = []
     for k, operand in enumerate(form.reads):
-        code = f"x{k}"
-        if form.width == 4 and operand.access != "s":
-            code += f".{T.LANES[lane]}" if operand.access == "v" else T.LANES[lane]
+        code = _element(form, k, operand.access, lane, row)
         args += [T.load(operand.dtype, code, compute) for _, compute in operand.names]
     number = f"p.first + {i}" if form.width == 1 else f"p.first + {i} * 4u + {lane}u"
     block = f"({number}) / 4u" if form.width == 1 else f"p.first / 4u + {i}"
@@ -377,6 +430,12 @@ def _write(form: Form, k: int, operand: Operand, i: str) -> str:
     target, a = f"b{operand.slot}", f"a{len(form.reads) + k}"
     if form.width == 1:
         return f"    {target}[{a}] = e0.r{k};\n"
+    if form.tile >= 0:
+        out, step = "", f"p.s{len(form.reads) + k}_{form.tile}"
+        for row in range(4):
+            values = ", ".join(f"e{row * 4 + j}.r{k}" for j in range(4))
+            out += f"    {target}[{a}{f' + {row}u * {step}' if row else ''}] = {T.element(operand.dtype, 4)}({values});\n"
+        return out
     if operand.access == "g":
         step = f"p.s{len(form.reads) + k}_{form.rank - 1}"
         return "".join(f"    {target}[{a}" + (f" + {j}u * {step}" if j else "") + f"] = e{j}.r{k};\n" for j in range(4))

@@ -14,7 +14,6 @@ from .monoid import ALL, ANY, PLACE, REFERRED, Monoid, Team, extremum, order_key
 from .operand import Operand, declare
 from .row_wgsl import tree
 
-
 BLOCK = 16  # turns of a loop whose sum is added up apart
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from ..errors import DeviceError
 from ..ops.archetype import Row
 from ..shape import Shape, collapse, numel
-from ..storage import Layout
+from ..storage import Layout, padded_bytes
 from . import template as T
 from .kernel import STATUS, TEMP, Call, Kernel, Launch, Lowered, Profile
 from .monoid import Team
+from .move import contiguous, copies
 from .operand import Operand, bind, mixed, stride_over
 from .row_wgsl import RowForm, source
 
@@ -47,6 +48,7 @@ class _Rows:
         assert isinstance(arch, Row)
         self.call, self.profile, self.arch = call, profile, arch
         self.copies: list[Launch] = []
+        self.copies_back: list[Launch] = []
         self.temps: list[int] = []
         shape = self._shape()
         dims = call.attrs["dim"]
@@ -104,10 +106,8 @@ class _Rows:
         found = []
         for o, number, layout, role in items:
             step = stride_over(self.inside, [layout.strides[d] for d in self.dims])
-            if step is None and role == "element":
-                raise DeviceError(f"{self.call.op.name}: cannot write rows into {layout!r}")
             if step is None:
-                number, layout = self._copy(number, layout)
+                number, layout = (self._copy_back if role == "element" else self._copy)(number, layout)
                 step = 1
             found.append((o, number, layout, role, step))
         kept = [tuple(s for d, s in enumerate(w[2].strides) if d not in self.dims) for w in found]
@@ -115,13 +115,18 @@ class _Rows:
         self.walks += [_Walk(o, n, lay, role, st, step) for (o, n, lay, role, step), st in zip(found, steps, strict=True)]
 
     def _copy(self, number: int, layout: Layout) -> tuple[int, Layout]:
-        from .move import contiguous
-
         index = len(self.temps)
         launch, size = contiguous(layout, number, index, self.profile)
         self.copies.append(launch)
         self.temps.append(size)
         return TEMP(index), Layout(layout.dtype, layout.shape)
+
+    def _copy_back(self, number: int, layout: Layout) -> tuple[int, Layout]:
+        """A temporary in place of an output, copied into it afterwards."""
+        index, plain = len(self.temps), Layout(layout.dtype, layout.shape)
+        self.copies_back += copies(plain, layout, (TEMP(index), number), self.profile)
+        self.temps.append(padded_bytes(layout.numel, layout.dtype))
+        return TEMP(index), plain
 
     def widen(self) -> int:
         """4 if every row can be read as vec4s, else 1; sets the operands' widths."""
@@ -164,7 +169,7 @@ def lower(call: Call, profile: Profile) -> Lowered:
         T.scalar_entries(call, form.scalars, form.report),
         ranges,
     )
-    return Lowered((*rows.copies, launch), tuple(rows.temps))
+    return Lowered((*rows.copies, launch, *rows.copies_back), tuple(rows.temps))
 
 
 def _values(rows: _Rows, width: int, shifts: tuple[int, ...]) -> list[int]:
@@ -177,7 +182,7 @@ def _values(rows: _Rows, width: int, shifts: tuple[int, ...]) -> list[int]:
 
 
 def _form(rows: _Rows, width: int) -> RowForm:
-    """Choose team, unrolling and registers, and gather what the source depends on."""
+    """Choose team, unrolling and registers; gather what the source depends on."""
     arch, call = rows.arch, rows.call
     entries = rows.n // width
     team = _team(rows, entries)

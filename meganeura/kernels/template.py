@@ -138,11 +138,26 @@ def entry(profile: Profile, workgroup: int = WORKGROUP) -> str:
     return f"{start}@builtin(local_invocation_index) local: u32) {{\n{fold}"
 
 
-def decompose(index: str, sizes: Sequence[str], name: str = "c") -> str:
-    """Statements that split the row-major number `index` into {name}0..{name}k-1 over `sizes` (the first is not needed)."""
+MAX_RECIPROCAL = 1 << 21  # numbers below which `reciprocal` divides exactly
+
+
+def reciprocal(size: int) -> int:
+    """Bits of 1 / size, a little too large, so that floor(i * it) is i // size for i < MAX_RECIPROCAL.
+
+    The product lies above i / size by at most i / size * 2^-21.4, less than the 1 / size to the next whole number.
+    """
+    return int(struct.unpack("<I", struct.pack("<f", (1 + 2**-22) / size))[0])
+
+
+def decompose(index: str, sizes: Sequence[str], name: str = "c", reciprocals: Sequence[str] = ()) -> str:
+    """Statements that split the row-major number `index` into {name}0..{name}k-1 over `sizes` (the first is not needed).
+
+    With `reciprocals` (bits, one a size) it multiplies: software Vulkan divides integers lane by lane.
+    """
     out, rest = "", index
     for d in range(len(sizes) - 1, 0, -1):
-        out += f"let {name}{d}q = ({rest}) / {sizes[d]}; let {name}{d} = ({rest}) - {name}{d}q * {sizes[d]}; "
+        quotient = f"u32(f32({rest}) * bitcast<f32>({reciprocals[d]}))" if reciprocals else f"({rest}) / {sizes[d]}"
+        out += f"let {name}{d}q = {quotient}; let {name}{d} = ({rest}) - {name}{d}q * {sizes[d]}; "
         rest = f"{name}{d}q"
     return f"{out}let {name}0 = {rest};" if sizes else out
 
@@ -349,13 +364,14 @@ def fits(layouts: Iterable[Layout], profile: Profile) -> bool:
     return all((layout.span()[1] + 1) * layout.dtype.itemsize <= profile.max_binding for layout in layouts)
 
 
-def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str) -> tuple[Window | None, tuple[int, ...]]:
+def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str, narrow: bool = False) -> tuple[Window | None, tuple[int, ...]]:
     """Launch.ranges for bindings that each hold some layouts, and the elements to take off the offsets of each.
 
-    (None, zeros) while everything fits from offset 0; otherwise each binding is narrowed to what its layouts touch.
+    (None, zeros) while everything fits from offset 0; otherwise, or when `narrow` says that a storage is known to be too
+    large to bind whole, each binding is narrowed to what its layouts touch.
     Raises DeviceError with bytes and limit where that is still too much.
     """
-    if all(fits(g, profile) for g in groups):
+    if not narrow and all(fits(g, profile) for g in groups):
         return None, (0,) * len(groups)
     ranges, shifts = [], []
     for g in groups:
@@ -363,7 +379,7 @@ def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str) -> 
         start = min(x.span()[0] for x in g) * size // 256 * 256
         end = -(-(max(x.span()[1] for x in g) + 1) * size // 16) * 16
         if end - start > profile.max_binding:
-            raise DeviceError(f"{what} needs {end - start} bytes of one tensor ({g[0]!r}) in a binding, but the limit is {profile.max_binding}")
+            raise DeviceError(f"{what} must bind {end - start} bytes of one tensor ({g[0]!r}), but the limit is {profile.max_binding}")
         ranges.append((start, end - start))
         shifts.append(start // size)
     return tuple(ranges), tuple(shifts)

@@ -58,7 +58,8 @@ def lower(call: Call, profile: Profile) -> Lowered:
     update = call.op.archetype
     assert isinstance(update, Update)
     parts = [p for segment in _segments(call, len(update.roles)) for p in _split(segment, profile)]
-    return Lowered(tuple(_launch(call, update, batch, profile) for batch in _batches(parts, profile, repr(call.op))))
+    narrow = not T.fits((x for p in parts for x in p.layouts), profile)
+    return Lowered(tuple(_launch(call, update, batch, profile, narrow) for batch in _batches(parts, profile, repr(call.op))))
 
 
 # --- segments -------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def _fit(parts: Sequence[Part], profile: Profile) -> bool:
     if len({p.storages for p in parts}) > PATTERNS[profile.family]:
         return False
     try:
-        T.windows(list(groups.values()), profile, "")
+        T.windows(list(groups.values()), profile, "", narrow=not T.fits((x for p in parts for x in p.layouts), profile))
     except DeviceError:
         return False
     return True
@@ -131,10 +132,10 @@ def _by_storage(parts: Sequence[Part]) -> dict[int, list[Layout]]:
 # --- launches -------------------------------------------------------------------------------------------------------
 
 
-def _launch(call: Call, update: Update, parts: Sequence[Part], profile: Profile) -> Launch:
+def _launch(call: Call, update: Update, parts: Sequence[Part], profile: Profile, narrow: bool) -> Launch:
     groups = _by_storage(parts)
     order = {storage: i for i, storage in enumerate(groups)}
-    ranges, shifts = T.windows(list(groups.values()), profile, repr(call.op))
+    ranges, shifts = T.windows(list(groups.values()), profile, repr(call.op), narrow)
     form = _form(call, update, parts, groups, order, profile)
     first, words = 0, []
     width = _row_words(len(form.roles))
@@ -154,9 +155,7 @@ def _launch(call: Call, update: Update, parts: Sequence[Part], profile: Profile)
         scalars=bool(form.scalars),
         trusted=True,
     )
-    return Launch(
-        kernel, tuple(where[s] for s in groups), T.grid(first), T.pack(words), T.scalar_entries(call, form.scalars), ranges
-    )
+    return Launch(kernel, tuple(where[s] for s in groups), T.grid(first), T.pack(words), T.scalar_entries(call, form.scalars), ranges)
 
 
 def _form(

@@ -19,12 +19,12 @@ def _grads(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 def _norm(values: Tensor, norm_type: float) -> Tensor:
     if norm_type == 2.0:
-        return (values * values).sum().sqrt()  # type: ignore[no-any-return]
+        return values.square().sum().sqrt()  # type: ignore[no-any-return]
     if norm_type == math.inf:
         return values.abs().amax()  # type: ignore[no-any-return]
     if norm_type == 1.0:
         return values.abs().sum()  # type: ignore[no-any-return]
-    return (values.abs() ** norm_type).sum() ** (1.0 / norm_type)  # type: ignore[no-any-return]
+    return values.abs().pow(norm_type).sum().pow(1.0 / norm_type)  # type: ignore[no-any-return]
 
 
 def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
@@ -47,7 +47,7 @@ def clip_grad_norm_(
         total = get_total_norm(grads, norm_type)
         if error_if_nonfinite and not math.isfinite(float(total)):
             raise GradientError(f"the total norm of the gradients is {float(total)}; they cannot be clipped\n  at {site()}")
-        factor = (float(max_norm) / (total + 1e-6)).clamp(max=1.0)
+        factor = total.add(1e-6).reciprocal().mul(float(max_norm)).clamp(max=1.0)
         for g in grads:
             g.mul_(factor.to(g.dtype))
         return total

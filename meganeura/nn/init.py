@@ -6,6 +6,7 @@ import math
 import warnings
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dispatch import no_grad
 from ..dtype import float32
@@ -114,10 +115,10 @@ def trunc_normal_(
     return tensor
 
 
-def _truncated(rng: np.random.Generator, count: int, mean: float, std: float, a: float, b: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _truncated(rng: np.random.Generator, count: int, mean: float, std: float, a: float, b: float) -> NDArray[np.float64]:
     """`count` values. Where [a, b] holds little of the normal, uniform candidates are accepted by its density instead."""
-    cdf = lambda x: (1.0 + math.erf((x - mean) / (std * math.sqrt(2.0)))) / 2.0  # noqa: E731
-    narrow = cdf(b) - cdf(a) < 0.3
+    low, high = (math.erf((x - mean) / (std * math.sqrt(2.0))) for x in (a, b))
+    narrow = (high - low) / 2 < 0.3
     peak = ((max(a, min(mean, b)) - mean) / std) ** 2
     out = np.empty(count)
     filled = 0

@@ -11,7 +11,7 @@ from ..dtype import dtype as as_dtype
 from ..tensor import Tensor, _Handle, state_epoch
 from . import state_dict as states
 from . import summary as summaries
-from .parameter import Buffer, Parameter
+from .parameter import Buffer, Parameter, drop_grad
 
 Self = TypeVar("Self", bound="Module")
 _PLAIN = (bool, int, float, str, bytes, type(None), DType)
@@ -27,11 +27,8 @@ class Module:
     _transient: set[str]  # names of buffers that state dicts leave out
 
     def __init__(self) -> None:
-        fields = self.__dict__
-        fields["training"] = True
-        fields["_parameters"], fields["_buffers"], fields["_modules"] = {}, {}, {}
-        fields["_transient"] = set()
-        fields["_forward_pre_hooks"], fields["_forward_hooks"] = [], []
+        self.__dict__.update(training=True, _parameters={}, _buffers={}, _modules={}, _transient=set())
+        self.__dict__.update(_forward_pre_hooks=[], _forward_hooks=[])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer computes."""
@@ -129,38 +126,30 @@ class Module:
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter, or None to keep the name for one."""
-        self._check_name(name, self._parameters)
-        if param is not None and not isinstance(param, Parameter):
-            raise TypeError(f"parameter {name!r} must be a Parameter or None, got {type(param).__name__}")
-        self._parameters[name] = param
-        state_epoch[0] += 1
+        self._register("_parameters", name, param, Parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Add a tensor that is state but not trained; state dicts hold it if `persistent`."""
-        self._check_name(name, self._buffers)
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(f"buffer {name!r} must be a Tensor or None, got {type(tensor).__name__}")
-        self._buffers[name] = tensor
+        self._register("_buffers", name, tensor, Tensor)
         self._mark(name, persistent)
-        state_epoch[0] += 1
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Add a submodule under a name that need not be an identifier."""
-        self._check_name(name, self._modules)
-        if module is not None and not isinstance(module, Module):
-            raise TypeError(f"submodule {name!r} must be a Module or None, got {type(module).__name__}")
-        self._modules[name] = module
-        state_epoch[0] += 1
+        self._register("_modules", name, module, Module)
 
     register_module = add_module
 
-    def _check_name(self, name: str, table: Mapping[str, Any]) -> None:
-        if "_parameters" not in self.__dict__:
+    def _register(self, table: str, name: str, value: Any, kind: type) -> None:
+        if table not in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.__init__() must call super().__init__() first")
         if not isinstance(name, str) or not name or "." in name:
             raise KeyError(f"a name must be a non-empty string without dots, got {name!r}")
-        if name not in table and hasattr(self, name):
+        if name not in self.__dict__[table] and hasattr(self, name):
             raise KeyError(f"attribute {name!r} of {type(self).__name__} already exists")
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name!r} must be a {kind.__name__} or None, got {type(value).__name__}")
+        self.__dict__[table][name] = value
+        state_epoch[0] += 1
 
     # ---- the tree ----
     def named_children(self) -> Iterator[tuple[str, Module]]:
@@ -219,7 +208,8 @@ class Module:
         for part in target.split(".") if target else []:
             found = module._modules.get(part)
             if found is None:
-                raise AttributeError(f"{type(module).__name__} has no submodule {part!r} (of path {target!r}); it has {list(module._modules)}")
+                has = ", ".join(module._modules) or "none"
+                raise AttributeError(f"{type(module).__name__} has no submodule {part!r} (of path {target!r}); there are: {has}")
             module = found
         return module
 
@@ -256,11 +246,7 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, or fill them with zeros."""
         for p in self.parameters():
-            if set_to_none or p.grad is None:
-                p.grad = None
-            else:
-                p.grad = p.grad.detach()
-                p.grad.zero_()
+            drop_grad(p, set_to_none)
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
         """Convert floating point parameters, gradients and buffers to a dtype, in place; a device must be the one in use."""

@@ -73,3 +73,12 @@ class TransientBuffer(Buffer):
 
 def _rebuild_buffer(array: np.ndarray[Any, Any], dtype: DType, persistent: bool) -> Buffer:
     return Buffer(upload(array, dtype), persistent=persistent)
+
+
+def drop_grad(tensor: Tensor, set_to_none: bool) -> None:
+    """Forget a gradient, or fill it with zeros."""
+    if set_to_none or tensor.grad is None:
+        tensor.grad = None
+    else:
+        tensor.grad = tensor.grad.detach()
+        tensor.grad.zero_()

@@ -5,6 +5,7 @@ Structurally equal chains are one row, so that kernels and plans made for one se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..storage import Layout
 from .archetype import Chain, Pointwise
 from .table import OPERAND, SCALAR, Inferred, Op, Param, Spec, p_empty
 
+_NAME = re.compile(r"\{(\w+)\}")
 Statement = tuple[str, str, str]  # name, WGSL type, expression
 
 _cache: dict[Any, Op] = {}
@@ -47,8 +49,7 @@ def statement(op: Op, name: str, arguments: Mapping[str, tuple[str, str]], compu
     for key, (text, have) in arguments.items():
         texts[key] = converted(text, have, compute[key].value) if key in compute else text
     body = kind.expression(types[0].kind if types else output.kind)
-    for key, text in texts.items():
-        body = body.replace("{" + key + "}", text)
+    body = _NAME.sub(lambda m: texts.get(m[1], m[0]), body)
     return name, output.value, converted(f"({body})", expression_type(kind, types, output), output.value)
 
 

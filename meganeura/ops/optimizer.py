@@ -45,13 +45,13 @@ def _rule(**args: Any) -> Inferred:
     return Inferred(outputs, tuple(t.dtype for layouts in lists.values() for t in layouts), {})
 
 
-def _each(segment: Callable[..., tuple[Array, ...]], roles: int) -> Callable[..., tuple[Array, ...]]:
-    """The numpy reference of a row from that of one segment: lists in, the written roles' arrays out, role after role."""
+def _each(segment: Callable[..., tuple[Array, ...]], roles: int) -> Callable[..., tuple[list[Array], ...]]:
+    """The numpy reference of a row from that of one segment: lists in, a list of new arrays a written role out."""
 
-    def ref(*args: Any, **kwargs: Any) -> tuple[Array, ...]:
+    def ref(*args: Any, **kwargs: Any) -> tuple[list[Array], ...]:
         args = (*args, *kwargs.values())
         rows = [segment(*arrays, *args[roles:]) for arrays in zip(*args[:roles], strict=True)]
-        return tuple(array for role in zip(*rows, strict=True) for array in role)
+        return tuple(list(role) for role in zip(*rows, strict=True))
 
     return ref
 

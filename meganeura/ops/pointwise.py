@@ -380,6 +380,8 @@ def _compare(name: str, symbol: str, ref: Any) -> Any:
     fn.__doc__ = f"input {symbol} other, as bool; false where either is NaN, but for ne. [*], [*] -> [*]."
     texts = {k: f"{{input}} {symbol} {{other}}" for k in "fiu"}
     texts["b"] = f"u32({{input}}) {symbol} u32({{other}})"
+    if symbol == "!=":  # drivers may take != as ordered, which is false for NaN
+        texts["f"] = "is_nan({input}) || is_nan({other}) || {input} != {other}"
     return op(Pointwise(texts, "compare"), ref=ref)(fn)
 
 

@@ -54,7 +54,7 @@ def sum(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 @op(
     Reduce("sum", post="{acc} / {n}"),
-    ref=lambda input, dim, keepdim: np.mean(input, axis=_axis(dim), keepdims=keepdim),
+    ref=lambda input, dim, keepdim: np.sum(input, axis=_axis(dim), keepdims=keepdim) / np.float64(count(np.shape(input), dim)),
     grad={"input": lambda grad, input_meta, dim, keepdim: spread(grad * (1.0 / max(count(input_meta.shape, dim), 1)), input_meta.shape, dim, keepdim)},
     rule=_floating,
 )

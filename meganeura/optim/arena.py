@@ -20,6 +20,8 @@ LIMIT = 1 << 24  # elements: 64 MiB of f32, below the 128 MiB that one binding m
 
 def zeros(shapes: Sequence[Shape], dtype: DType) -> list[Tensor]:
     """One zeroed tensor a shape, packed in order into storages of at most LIMIT elements (or of one larger tensor)."""
+    if not shapes:
+        return []
     places: list[tuple[int, int]] = []  # storage number, offset
     sizes = [0]
     for shape in shapes:

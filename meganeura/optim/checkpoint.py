@@ -35,10 +35,22 @@ def load_state_dict(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     states = {order[number]: _checked(number, s, order[number]) for number, s in saved["state"].items() if number in order}
     for group, new in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({k: v for k, v in new.items() if k != "params"})
+    for p, new in states.items():
+        optimizer.state[p].update({n: v for n, v in new.items() if not isinstance(v, np.ndarray)})
+    _allocate(optimizer, [(p, n) for p, new in states.items() for n, v in new.items() if isinstance(v, np.ndarray)])
     with dispatch.no_grad():
         for p in order.values():
-            _restore(optimizer, p, states.get(p, {}))
+            if p in optimizer.state:
+                _fill(optimizer.state[p], states.get(p, {}))
     state_epoch[0] += 1
+
+
+def pack(optimizer: Optimizer) -> None:
+    """Bring moments that lie in storages of their own (as copying leaves them) together."""
+    moments = [(p, n, t) for p, state in optimizer.state.items() for n, t in state.items() if isinstance(t, Tensor)]
+    with dispatch.no_grad():
+        for (p, name, old), new in zip(moments, arena.zeros([t.shape for _, _, t in moments], float32), strict=True):
+            optimizer.state[p][name] = new.copy_(old)
 
 
 def _match_groups(optimizer: Optimizer, groups: Any) -> dict[Any, Tensor]:
@@ -74,16 +86,20 @@ def _checked(number: Any, saved: Mapping[str, Any], p: Tensor) -> dict[str, Any]
     return out
 
 
-def _restore(optimizer: Optimizer, p: Tensor, new: dict[str, Any]) -> None:
-    """Write into moments that exist (a compiled step may hold them); pack new ones into an arena."""
-    old = optimizer.state.get(p, {})
-    kept = {n: t for n, t in old.items() if isinstance(t, Tensor) and n in new}
-    fresh = [n for n, v in new.items() if isinstance(v, np.ndarray) and n not in kept]
-    if fresh:
-        kept.update(zip(fresh, arena.zeros([p.shape] * len(fresh), float32), strict=True))
-    for name, tensor in kept.items():
-        tensor.copy_(upload(np.ascontiguousarray(new[name], dtype=np.float32), float32))
-    if new:
-        optimizer.state[p] = {n: kept.get(n, v) for n, v in new.items()}
-    else:
-        optimizer.state.pop(p, None)
+def _allocate(optimizer: Optimizer, wanted: list[tuple[Tensor, str]]) -> None:
+    """Make the moments that do not exist yet; those that do stay in their memory, which a compiled step may hold."""
+    missing = [(p, n) for p, n in wanted if not isinstance(optimizer.state[p].get(n), Tensor)]
+    for (p, name), moment in zip(missing, arena.zeros([p.shape for p, _ in missing], float32), strict=True):
+        optimizer.state[p][name] = moment
+
+
+def _fill(state: dict[str, Any], new: dict[str, Any]) -> None:
+    """Write saved values into a parameter's moments; what was not saved starts anew."""
+    state["step"] = new.get("step", 0)
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if name in new:
+            tensor.copy_(upload(np.asarray(new[name], np.float32, order="C"), float32))
+        else:
+            tensor.zero_()

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from .. import dispatch
 from ..dtype import float32
 from ..errors import GradientError
+from ..nn.parameter import drop_grad
 from ..ops.optimizer import scalar_count
 from ..ops.table import Op
 from ..tensor import Tensor, state_epoch
 from . import arena
-from .checkpoint import load_state_dict, state_dict
+from .checkpoint import load_state_dict, pack, state_dict
 
 State = dict[str, Any]
 
@@ -100,13 +101,7 @@ class Optimizer:
         dispatch.current().observe(self)
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if set_to_none:
-                    p.grad = None
-                else:
-                    p.grad = p.grad.detach()
-                    p.grad.zero_()
+                drop_grad(p, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient. `closure`, if given, is run first; its result is returned."""
@@ -191,6 +186,7 @@ class Optimizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._cohorts_seen = {}
+        pack(self)
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]

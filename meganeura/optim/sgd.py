@@ -21,7 +21,8 @@ class SGD(Optimizer):
         nesterov: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
         defaults = {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize,
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
+            "maximize": maximize,
         }  # fmt: skip
         super().__init__(params, defaults)
 

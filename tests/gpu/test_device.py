@@ -105,6 +105,9 @@ def test_partial_and_odd_transfers(device: gpu.Device) -> None:
     device.write(b, 8, b"\xff\xfe\xfd")
     assert bytes(device.read(b, 0, 16)) == bytes(range(8)) + b"\xff\xfe\xfd\x00" + bytes(range(12, 16))
     assert len(device.read(b, 0, 0)) == 0
+    device.write(b, 0, np.zeros((0, 3), np.float32))
+    device.write(b, 0, np.float16(1.0).reshape(()))
+    assert bytes(device.read(b, 0, 4)) == b"\x00\x3c\x00\x00"
     with pytest.raises(DeviceError, match="read of bytes"):
         device.read(b, 0, b.size + 4)
     with pytest.raises(DeviceError, match="upload of bytes"):
@@ -275,6 +278,9 @@ def test_many_pipelines_are_built_at_once(device: gpu.Device) -> None:
 
     kernels = [dataclasses.replace(COPY, key=("handmade", "many", i)) for i in range(6)]
     before = device.counters.pipelines
+    with pytest.raises(DeviceError, match="kernel broken"):
+        device.prepare_all([Lowered((Launch(k, (0, 1), (1, 1, 1)),)) for k in (kernels[0], BROKEN, kernels[1])])
+    assert device.counters.pipelines == before + 2
     prepared = device.prepare_all([Lowered((Launch(k, (0, 1), (1, 1, 1)),)) for k in kernels])
     assert device.counters.pipelines == before + 6
     x, y = upload(device, np.full(64, 4, np.float32)), device.alloc(256)

@@ -61,6 +61,8 @@ def run(lowered: Lowered, buffers: Sequence[Any], scalars: Sequence[Any] = ()) -
 
 def strided(base: np.ndarray, layout: Layout) -> np.ndarray:
     """A layout's view of a flat numpy array."""
+    if layout.numel == 0:
+        return np.zeros(layout.shape, base.dtype)
     size = base.itemsize
     return np.lib.stride_tricks.as_strided(base.reshape(-1)[layout.offset :], layout.shape, [s * size for s in layout.strides])
 
@@ -71,7 +73,9 @@ def make_call(archetype: Archetype, inputs: Mapping[str, Layout | None], outputs
     return Call(cast(Any, FakeOp(archetype)), tuple(inputs), tuple(inputs.values()), tuple(outputs), compute, **fields)
 
 
-def apply(expr: str | Archetype, family: str, out: DType, *arrays: tuple[np.ndarray, DType], shape: tuple[int, ...] | None = None, **fields: Any):
+def apply(
+    expr: str | Archetype, family: str, out: DType, *arrays: tuple[np.ndarray, DType], shape: tuple[int, ...] | None = None, **fields: Any
+) -> np.ndarray:
     """The result of a pointwise expression over {a}, {b}... on contiguous arrays."""
     inputs = {"abcdefgh"[i]: Layout(d, x.shape) for i, (x, d) in enumerate(arrays)}
     shape = np.broadcast_shapes(*(x.shape for x, _ in arrays)) if shape is None else shape

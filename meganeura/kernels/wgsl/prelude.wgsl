@@ -36,17 +36,25 @@ fn nan_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)
 
 // --- exponentials
 
-// exp(hi + lo) for |lo| far below |hi| or 1: 1.5 ulp. The two factors of 2^n keep the scale finite at both ends.
-fn exp_sum(hi: f32, lo: f32) -> f32 {
-  let x = select(select(hi, 92.0, hi > 92.0), -108.0, hi < -108.0);
-  let n = round(select(select(x + lo, 89.0, x + lo > 89.0), -105.0, x + lo < -105.0) * 1.44269502);
-  let f = ((x - n * 0.693359375) - n * -2.12194442e-4) + lo;
+// 2^n exp(f) for |f| <= 0.35. The two factors of 2^n keep the scale finite at both ends.
+fn exp_scaled(n: f32, f: f32) -> f32 {
   let r = 1.0 + (f + f * f * (0.5 + f * (0.166665182 + f * (0.041666206 + f * (0.00836891774 + f * 0.00139505381)))));
   let i = i32(n);
   let h = i >> 1u;
   return r * power_of_two(h) * power_of_two(i - h);
 }
-fn exp_(x: f32) -> f32 { return exp_sum(x, 0.0); }
+// 1.5 ulp.
+fn exp_(v: f32) -> f32 {
+  let x = select(select(v, 89.0, v > 89.0), -105.0, v < -105.0);
+  let n = round(x * 1.44269502);
+  return exp_scaled(n, (x - n * 0.693359375) - n * -2.12194442e-4);
+}
+// exp(hi + lo) for |lo| far below |hi| or 1: 1.5 ulp.
+fn exp_sum(hi: f32, lo: f32) -> f32 {
+  let x = select(select(hi, 92.0, hi > 92.0), -108.0, hi < -108.0);
+  let n = round(select(select(x + lo, 89.0, x + lo > 89.0), -105.0, x + lo < -105.0) * 1.44269502);
+  return exp_scaled(n, ((x - n * 0.693359375) - n * -2.12194442e-4) + lo);
+}
 // exp(x) - 1: 2 ulp.
 fn expm1_(v: f32) -> f32 {
   let x = select(select(v, 89.0, v > 89.0), -25.0, v < -25.0);
@@ -174,19 +182,20 @@ fn pow_(x: f32, y: f32) -> f32 {
 
 // --- error function
 
-// 3 ulp.
+// 3 ulp. The driver's exp does here: its error (some ulp of a number below 0.19) is small beside 1.
 fn erf(x: f32) -> f32 {
   let t = abs(x);
   let s = x * x;
   let a = 3.83197126e-4 + t * -1.72853470e-5;
   let b = 2.42546219e-2 + t * -3.88396438e-3;
   let c = -0.128717512 + t * (-0.634846687 + t * (-0.106777877 + t * (b + s * a)));
-  let far = copy_sign(1.0 - exp_(t * c - t), x);
+  let far = copy_sign(1.0 - exp(t * c - t), x);
   let near = x + x * (0.128379166 + s * (-0.376125336 + s * (0.112819925 + s * (-2.67681349e-2 + s * (4.99119423e-3 + s * -5.96761703e-4)))));
   return select(near, far, t > 0.927734375);
 }
 fn gelu_(x: f32) -> f32 { return 0.5 * x * (1.0 + erf(x * 0.707106781)); }
-fn gelu_tanh(x: f32) -> f32 { return x / (1.0 + exp_(-1.59576912 * (x + 0.044715 * x * x * x))); }
+// The driver's exp: a fifth faster on software Vulkan, and good to 1e-6 relative.
+fn gelu_tanh(x: f32) -> f32 { return x / (1.0 + exp(-1.59576912 * (x + 0.044715 * x * x * x))); }
 
 // --- trigonometry
 

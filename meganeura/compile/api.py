@@ -1,0 +1,189 @@
+"""`meganeura.compile`: the callable that users get, its sessions by signature, and what they can inspect."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import config, dispatch
+from ..errors import MeganeuraError, TraceError
+from ..provenance import site
+from ..tensor import Tensor, state_epoch
+from .guard import Guard
+from .ir import Graph
+from .plan import Plan
+from .program import Options, Program, is_dense
+from .record import record
+from .session import Session
+from .tree import flatten
+
+SIGNATURES = 64  # kept a function; the one unused for longest goes first
+CONSTANTS = 8  # values of one number argument before a warning
+RETRACES = 8  # traces of one signature before a warning
+REWRITES = ("off", "greedy")
+
+
+class Compiled:
+    """A compiled function. Call it as the function; `graph`, `plan` and `session` show what a call with these arguments does.
+
+    `traces` counts how often the function was traced, `retraces` those after a guard broke, `sessions` what is cached.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: Options, name: str = "") -> None:
+        self.fn, self.options = fn, options
+        self.name = name or getattr(fn, "__name__", type(fn).__name__)
+        self.programs: OrderedDict[Any, list[Program]] = OrderedDict()
+        self.traces = self.retraces = 0
+        self._constants: dict[Any, set[Any]] = {}
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, fn, updated=())
+
+    @property
+    def sessions(self) -> int:
+        """How many traced signatures are cached."""
+        return sum(map(len, self.programs.values()))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if dispatch.state.interpreter is not None:  # inside another trace, or under the reference: plain code
+            return self.fn(*args, **kwargs)
+        with self._lock:
+            program, leaves, sources = self._find(args, kwargs)
+            return program.run(leaves, sources)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    # ---- finding the program ----
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Tensor], list[int]]:
+        """The program of a call, traced now if there is none that is valid."""
+        leaves: list[Tensor] = []
+        spec = flatten((args, kwargs), leaves)
+        sources = same_storage(leaves)
+        facts = [(t.layout.dtype, t.layout.shape, _history(t), leaves[s] is t, s) for t, s in zip(leaves, sources, strict=True)]
+        key = (spec, tuple(facts), dispatch.state.grad)
+        known = self.programs.get(key)
+        reason = ""
+        if known is not None:
+            self.programs.move_to_end(key)
+            for program in known:
+                reason = program.guard.broken(leaves)
+                if not reason:
+                    return program, leaves, sources
+        return self._trace(key, (args, kwargs), leaves, sources, reason), leaves, sources
+
+    def _trace(self, key: Any, args: Any, leaves: list[Tensor], sources: list[int], reason: str) -> Program:
+        self._warn(args, key, reason)
+        world = dispatch.hooks.eager()
+        for i, t in enumerate(leaves):
+            if t._storage.world is not world:
+                raise TraceError(f"argument tensor {i} ({t.layout}) lives on {t._storage.world!r}, not on {world!r}\n  at {site()}")
+        found = record(self.fn, args, leaves, sources)
+        program = Program(self.name, found, Guard(found, state_epoch[0]), self.options, world)
+        self.traces += 1
+        known = self.programs.setdefault(key, [])
+        self.retraces += bool(known)
+        known.insert(0, program)
+        del known[RETRACES:]
+        while len(self.programs) > SIGNATURES:
+            self.programs.popitem(last=False)
+        return program
+
+    def _warn(self, args: tuple[tuple[Any, ...], dict[str, Any]], key: Any, reason: str) -> None:
+        """Tell of numbers that should be tensors and of state that keeps changing."""
+        if reason and len(self.programs[key]) == RETRACES:
+            warnings.warn(f"{self.name} was traced {RETRACES} times for one signature; last because of {reason}", stacklevel=4)
+        for name, value in (*enumerate(args[0]), *args[1].items()):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                values = self._constants.setdefault(name, set())
+                values.add(value)
+                if len(values) == CONSTANTS + 1:
+                    warnings.warn(
+                        f"{self.name} is traced for every value of its argument {name!r} ({CONSTANTS + 1} so far, now {value!r}); "
+                        f"pass a tensor: meganeura.tensor({value!r})",
+                        stacklevel=4,
+                    )
+
+    # ---- inspection ----
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The graph of a call with these arguments, after all passes. Traces it if need be; runs nothing."""
+        with self._lock:
+            return self._find(args, kwargs)[0].graph
+
+    def session(self, *args: Any, **kwargs: Any) -> Session:
+        """The session of a call with these arguments."""
+        with self._lock:
+            return self._find(args, kwargs)[0].ensure_session()
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The memory plan of a call with these arguments: buffers, bytes with and without reuse, and each step's buffers."""
+        return self.session(*args, **kwargs).plan
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.name}: {self.sessions} sessions, {self.traces} traces>"
+
+
+def _history(t: Tensor) -> int:
+    """0: no gradient wanted, 1: a leaf that wants one, 2: computed with history."""
+    return 0 if not t.requires_grad else 1 if t.grad_fn is None else 2
+
+
+def same_storage(leaves: Sequence[Tensor]) -> list[int]:
+    """For each tensor the first that shows the same storage through the same dense layout (itself, usually)."""
+    first: dict[Any, int] = {}
+    return [first.setdefault((t._storage.uid, t.layout), i) if is_dense(t) else i for i, t in enumerate(leaves)]
+
+
+def compile(fn: Any = None, *, precision: str = "highest", rewrite: str | None = None, debug: bool | None = None) -> Any:
+    """Compile a function or Module of ordinary eager code: it is traced once a signature and replayed as one session.
+
+    A signature is the arguments' shapes, dtypes and Python constants; a session stays valid while the state that the
+    code read (training mode, requires_grad, parameter groups) is the same. Also a decorator, with or without arguments.
+    precision: 'highest' (strict float32). rewrite: 'greedy' or 'off'. debug: check the graph after every pass and give
+    every value a buffer of its own. Raises TraceError for code that cannot be traced.
+    """
+    if precision != "highest":
+        raise MeganeuraError(f"precision={precision!r}: this version computes in 'highest' only")
+    settings = config.current()
+    mode = rewrite if rewrite is not None else settings.optimizer or "greedy"
+    if mode not in REWRITES:
+        raise MeganeuraError(f"rewrite={mode!r}: this version knows {' and '.join(map(repr, REWRITES))}")
+    debug = settings.debug if debug is None else debug
+    options = Options(mode, debug, not (debug or settings.no_alias or settings.pin_bufs))
+    if fn is None:
+        return functools.partial(compile, precision=precision, rewrite=rewrite, debug=debug)
+    if isinstance(fn, Compiled):
+        return fn
+    if hasattr(fn, "_fingerprint") and hasattr(fn, "forward"):
+        return compiled_module(fn, options)
+    if not callable(fn):
+        raise TypeError(f"compile() takes a function or a Module, not {type(fn).__name__}")
+    return Compiled(fn, options)
+
+
+def compiled_module(module: Any, options: Options) -> Any:
+    """A Module over the same parameters, buffers and attributes as `module`, whose calls are compiled."""
+    plain = type(module)
+    compiled = Compiled(functools.partial(plain.__call__, module), options, plain.__name__)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return compiled(*args, **kwargs)
+
+    def reduce(self: Any) -> Any:
+        return _recompile, (module, options.rewrite, options.debug)
+
+    members = {"__call__": call, "__reduce__": reduce, "__module__": plain.__module__, "__doc__": plain.__doc__, "compiled": compiled}
+    members |= {"graph": compiled.graph, "plan": compiled.plan, "session": compiled.session}
+    wrapper: Any = object.__new__(type(plain.__name__, (plain,), members))
+    wrapper.__dict__ = module.__dict__
+    return wrapper
+
+
+def _recompile(module: Any, rewrite: str, debug: bool) -> Any:
+    return compile(module, rewrite=rewrite, debug=debug)

@@ -1,0 +1,68 @@
+"""When a traced program is valid: the Python state that its trace read, checked before every call.
+
+Argument shapes, dtypes and constants are in the signature (api.py); here is what the function reached by itself: the
+tensors it met, `.grad` it read, modules and optimizers it used. A counter (tensor.state_epoch) that grows with every
+change of a module or of a tensor's facts makes the usual check short; optimizers' groups are plain dicts, so they are
+compared every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..tensor import Tensor, state_epoch
+from .record import GradEffect, Record
+
+
+def target_of(effect: GradEffect, leaves: Sequence[Tensor]) -> Tensor:
+    """The tensor whose `.grad` an effect is about."""
+    return leaves[effect.target] if isinstance(effect.target, int) else effect.target
+
+
+class Guard:
+    """The state a trace read. `broken(leaves)` says what changed, '' if nothing did."""
+
+    def __init__(self, record: Record, epoch: int) -> None:
+        self.epoch = epoch
+        self.grads = [e for e in record.effects if e.read]
+        paths = {e.grad._storage.uid for e in self.grads if e.grad is not None}
+        self.tensors = [(s.tensor, s.tensor.layout, s.tensor.requires_grad) for s in record.trace.states.values() if s.uid not in paths]
+        self.owners = [(o, f) for o, f in record.trace.observed.values() if not hasattr(o, "param_groups")]
+        self.optimizers = [(o, f) for o, f in record.trace.observed.values() if hasattr(o, "param_groups")]
+        numbers = {c: i for i, c in reversed(list(enumerate(record.argument_cells)))}
+        self.shared = [(numbers[c], t) for c, t in record.trace.shared.items()]
+
+    def broken(self, leaves: Sequence[Tensor]) -> str:
+        """What changed since the trace."""
+        for e in self.grads:
+            target = target_of(e, leaves)
+            now = None if target.grad is None else target.grad.layout
+            if now is not e.before:
+                return f"the .grad of a tensor of shape {list(target.shape)} is {now}, it was {e.before}"
+        for owner, fingerprint in self.optimizers:
+            if owner._fingerprint() != fingerprint:
+                return f"the groups or state of {type(owner).__name__}"
+        for number, tensor in self.shared:
+            if leaves[number]._storage is not tensor._storage:
+                return f"argument tensor {number} is another than the one used inside"
+        return self._slow() if state_epoch[0] != self.epoch else ""
+
+    def _slow(self) -> str:
+        """Everything that moves the counter."""
+        epoch = state_epoch[0]
+        for tensor, layout, requires_grad in self.tensors:
+            if tensor.layout is not layout:
+                return f"a tensor of layout {layout} is now {tensor.layout}"
+            if tensor.requires_grad != requires_grad:
+                return f"requires_grad of a tensor of shape {list(tensor.shape)} is now {tensor.requires_grad}"
+        for owner, fingerprint in self.owners:
+            if _fingerprint(owner) != fingerprint:
+                return f"the attributes of a {type(owner).__name__}"
+        self.epoch = epoch
+        return ""
+
+
+def _fingerprint(owner: Any) -> Any:
+    method = getattr(owner, "_fingerprint", None)
+    return None if method is None else method()

@@ -1,0 +1,268 @@
+"""A traced function as graphs and sessions, and what a call of it does besides replaying them.
+
+In: a Record. Out: `run(leaves)`: binds arguments and state, replays, repeats what the function did to `.grad`, hands
+out results, and puts a node on the caller's tape where results have history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .. import dispatch
+from ..autodiff import edge_of
+from ..errors import TraceError
+from ..ops.pointwise import clone
+from ..provenance import site
+from ..storage import Layout, Storage
+from ..tensor import Tensor
+from .chains import fuse_chains
+from .differentiate import Backward
+from .guard import Guard, target_of
+from .ir import Cell, Graph, Node, Value
+from .node import CompiledNode
+from .prune import merge_equal, prune
+from .record import Argument, Concrete, Made, Record, Result
+from .session import Session
+from .tree import rebuild
+from .verify import verify
+
+
+class Options:
+    """How to compile: `rewrite` 'off' or 'greedy'; `debug` checks after every pass and keeps every value in its own buffer."""
+
+    __slots__ = ("debug", "reuse", "rewrite")
+
+    def __init__(self, rewrite: str, debug: bool, reuse: bool) -> None:
+        self.rewrite, self.debug, self.reuse = rewrite, debug, reuse
+
+
+class BackwardProgram:
+    """One backward graph; its session is made when it first runs."""
+
+    def __init__(self, part: Backward, graph: Graph) -> None:
+        self.part, self.graph = part, graph
+        self.session: Session | None = None
+
+
+class Program:
+    """One signature of a compiled function."""
+
+    def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any) -> None:
+        self.name, self.guard, self.options, self.world = name, guard, options, world
+        self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
+        self.hosts = record.trace.hosts
+        self.roots = sorted((r for r in self.results if isinstance(r, Made) and r.root >= 0), key=lambda r: r.root)
+        self._sources(record)
+        self.backward = {part.pattern: BackwardProgram(part, self._backward_graph(part)) for part in record.backward}
+        self.leaves = record.backward[0].leaves if record.backward else []
+        self.saved = self._saved(record)
+        self.graph = self._forward_graph(record)
+        self.forward_hosts = _host_calls(self.hosts, 0, record.backward[0].hosts[0] if record.backward else None)
+        self.session: Session | None = None
+
+    # ---- graphs ----
+
+    def _sources(self, record: Record) -> None:
+        """Where each given cell's storage comes from at a call."""
+        self.argument_of = {c: i for i, c in reversed(list(enumerate(record.argument_cells)))}
+        grads = {e.grad._storage.uid: e for e in record.effects if e.read and e.grad is not None}
+        self.state_of: dict[Cell, Any] = {c: grads.get(s.uid, s.tensor) for c, s in record.trace.states.items()}
+        self.constant_of = {c: t._storage for c, t in record.trace.constants.items()}
+
+    def _backward_graph(self, part: Backward) -> Graph:
+        graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts)
+        own = _made_in(part.nodes)
+        graph.kept = [g.value for g in part.grads if g is not None and g.value.cell in own]
+        graph.outputs = list(dict.fromkeys(v.cell for v in graph.kept))
+        self._rewrite(graph)
+        if changed := graph.written_inputs():
+            names = ", ".join(map(repr, changed))
+            raise TraceError(f"the backward of {self.name} changes {names} in place; use out-of-place ops in hooks and gradients")
+        return graph
+
+    def _saved(self, record: Record) -> list[Cell]:
+        """Cells that some backward graph reads and a call must keep: made by the forward nodes, or given to them."""
+        reads = dict.fromkeys(c for b in self.backward.values() for c in b.graph.inputs if c.role not in ("gradient", "constant"))
+        return list(reads)
+
+    def _forward_graph(self, record: Record) -> Graph:
+        graph = Graph(self.name, record.forward, [], hosts=self.hosts)
+        now: dict[Cell, Value] = {o.value.cell: o.value for n in record.forward for o in n.outputs}
+        handed = [r.operand.value.cell for r in self.results if isinstance(r, Made)]
+        handed += [e.after.operand.value.cell for e in self.effects if isinstance(e.after, Made)]
+        lasting = [c for c in dict.fromkeys((*handed, *self.saved)) if c.role == "value"]
+        graph.outputs = lasting
+        graph.kept = [v for c, v in now.items() if c.role in ("input", "state") or c in set(lasting)]
+        self._rewrite(graph)
+        return graph
+
+    def _rewrite(self, graph: Graph) -> None:
+        """Run the passes."""
+
+        def check(after: str) -> None:
+            graph.inputs = inputs_of(graph.nodes)
+            if self.options.debug:
+                verify(graph, after)
+
+        check("tracing")
+        prune(graph)
+        check("prune")
+        if self.options.rewrite != "off":
+            merge_equal(graph)
+            check("merge_equal")
+            fuse_chains(graph, self.world.device.profile.max_storage_buffers)
+            check("fuse_chains")
+
+    # ---- calls ----
+
+    def ensure_session(self) -> Session:
+        """The forward session, made when first asked for."""
+        if self.session is None:
+            self.session = Session(self.graph, self.world, self.options.reuse)
+        return self.session
+
+    def run(self, leaves: Sequence[Tensor], sources: Sequence[int]) -> Any:
+        """One call."""
+        session = self.ensure_session()
+        states = {cell: self._state(source, leaves) for cell, source in self.state_of.items()}
+        bound, copied = self._bind(leaves, sources, states)
+        for effect in self.effects:
+            if not effect.read and isinstance(effect.after, Made):
+                target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
+        numbers = [v for fn, _ in self.forward_hosts for v in fn()]
+        given: dict[Cell, Storage] = {**self.constant_of, **states}
+        given.update((cell, bound[i]) for cell, i in self.argument_of.items())
+        made = session.run([given[c] for c in self.graph.inputs], numbers)
+        given.update(zip(self.graph.outputs, made, strict=True))
+        self._copy_back(leaves, bound, copied)
+        node = self._node(leaves, given, numbers)
+        for effect in self.effects:
+            if effect.after is not None:
+                target_of(effect, leaves).grad = self._result(effect.after, leaves, given, None)
+        tensors = {id(r): self._result(r, leaves, given, node) for r in self.results}
+        return rebuild(self.template, _RESULTS, lambda r: tensors[id(r)])
+
+    def _state(self, source: Any, leaves: Sequence[Tensor]) -> Storage:
+        tensor = source if isinstance(source, Tensor) else target_of(source, leaves).grad
+        assert tensor is not None, "a guard checks it"
+        return tensor._storage
+
+    def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: dict[Cell, Storage]) -> tuple[list[Storage], list[bool]]:
+        """A storage an argument, holding it densely from its start: its own where possible, else a copy."""
+        taken = {s.uid for s in states.values()}
+        out: list[Storage] = []
+        copied = []
+        for i, t in enumerate(leaves):
+            if sources[i] < i:
+                out.append(out[sources[i]])
+                copied.append(False)
+                continue
+            direct = is_dense(t) and t._storage.uid not in taken
+            if not direct and t._storage.uid in taken:
+                self._refuse_overlap(i, states)
+            storage = t._storage if direct else dense(t)._storage
+            taken.add(t._storage.uid)
+            out.append(storage)
+            copied.append(not direct)
+        return out, copied
+
+    def _refuse_overlap(self, number: int, states: dict[Cell, Storage]) -> None:
+        changed = self.graph.written_inputs()
+        if any(c in states or c in self.argument_of for c in changed):
+            raise TraceError(
+                f"argument tensor {number} shares memory with a tensor that {self.name} uses, which changes in place\n  at {site()}\n"
+                f"  clone() the argument first"
+            )
+
+    def _copy_back(self, leaves: Sequence[Tensor], bound: list[Storage], copied: list[bool]) -> None:
+        """What was changed in a copy of an argument goes to the argument."""
+        if not any(copied):
+            return
+        changed = self.graph.written_inputs()
+        for cell, i in self.argument_of.items():
+            if copied[i] and cell in changed:
+                with dispatch.no_grad():
+                    leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
+
+    def _node(self, leaves: Sequence[Tensor], given: dict[Cell, Storage], numbers: list[Any]) -> CompiledNode | None:
+        if not self.roots:
+            return None
+        edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
+        metas: list[Layout | None] = [r.operand.layout for r in self.roots]
+        return CompiledNode(self, edges, metas, site(), {c: given[c] for c in self.saved}, numbers)
+
+    def _result(self, result: Result, leaves: Sequence[Tensor], given: dict[Cell, Storage], node: CompiledNode | None) -> Any:
+        if isinstance(result, Argument):
+            return leaves[result.number]
+        if isinstance(result, Concrete):
+            return result.tensor
+        t = Tensor._make(given[result.operand.value.cell], result.operand.layout)
+        if node is not None and result.root >= 0:
+            t._node, t._index = node, result.root  # type: ignore[attr-defined,assignment]
+        return t
+
+    def run_backward(self, grads: Sequence[Tensor | None], saved: dict[Cell, Storage], numbers: list[Any]) -> list[Tensor | None]:
+        """Gradients of the leaves from those of the results."""
+        found = self.backward[tuple(g is not None for g in grads)]
+        if found.session is None:
+            found.session = Session(found.graph, self.world, self.options.reuse)
+        given: dict[Cell, Storage] = {**self.constant_of, **saved}
+        for cell, g in zip(found.part.arriving, grads, strict=True):
+            if cell is not None and g is not None:
+                given[cell] = self._gradient_storage(g, given)
+        calls = _host_calls(self.hosts, *found.part.hosts)
+        first = found.part.hosts[0]
+        every = [*numbers, *([None] * (first - len(numbers))), *(v for fn, _ in calls for v in fn())]
+        made = found.session.run([given[c] for c in found.graph.inputs], every)
+        given.update(zip(found.graph.outputs, made, strict=True))
+        return [None if g is None else Tensor._make(given[g.value.cell], g.layout) for g in found.part.grads]
+
+    def _gradient_storage(self, g: Tensor, given: dict[Cell, Storage]) -> Storage:
+        with dispatch.no_grad():
+            if is_dense(g) and all(s is not g._storage for s in given.values()):
+                return g._storage
+            return dense(g)._storage
+
+    def sessions(self) -> list[Session]:
+        """The sessions made so far."""
+        return [s for s in (self.session, *(b.session for b in self.backward.values())) if s is not None]
+
+
+_RESULTS: Any = (Argument, Concrete, Made)
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor lies row-major from the start of its storage."""
+    return t.layout.contiguous and t.layout.offset == 0
+
+
+def dense(t: Tensor) -> Tensor:
+    """A row-major copy without history."""
+    with dispatch.no_grad():
+        return clone(t.detach())  # type: ignore[no-any-return]
+
+
+def inputs_of(nodes: Iterable[Node]) -> list[Cell]:
+    """Cells that nodes read or overwrite without having made them, in order."""
+    made: set[Cell] = set()
+    found: dict[Cell, None] = {}
+    for node in nodes:
+        cells = [o.value.cell for o in node.reads()] + [v.cell for v in node.previous if v is not None]
+        found.update((c, None) for c in cells if c not in made)
+        made.update(o.value.cell for o, v in zip(node.outputs, node.previous, strict=True) if v is None)
+    return list(found)
+
+
+def _made_in(nodes: Iterable[Node]) -> set[Cell]:
+    return {o.value.cell for n in nodes for o, v in zip(n.outputs, n.previous, strict=True) if v is None}
+
+
+def _host_calls(hosts: Sequence[tuple[Any, int]], first: int, end: int | None) -> list[tuple[Any, int]]:
+    """The host functions whose numbers lie in [first, end)."""
+    out, at = [], 0
+    for fn, count in hosts:
+        if at >= first and (end is None or at < end):
+            out.append((fn, count))
+        at += count
+    return out

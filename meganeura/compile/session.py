@@ -1,0 +1,188 @@
+"""A session: one graph made ready for a device and replayed.
+
+In: at every run the storages of the graph's inputs and the host's numbers. Out: storages for the cells that outlive it.
+Buffers that come and go (arguments, outputs the caller still holds) are rebound; everything else is fixed at building.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..dispatch import HostScalar
+from ..gpu.replay import Frozen
+from ..kernels.kernel import STATUS
+from ..storage import Storage
+from .ir import Cell, Graph
+from .lower import lower
+from .plan import Plan, plan
+
+SPARE = 2  # buffers kept for an output whose tensors take turns
+
+
+class Block:
+    """A buffer that sessions share for values of their own: sessions run one after the other, so they never meet."""
+
+    __slots__ = ("__weakref__", "buffer", "device")
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self.device, self.buffer = device, device.alloc(nbytes)
+
+    def __del__(self) -> None:
+        buffer = getattr(self, "buffer", None)
+        if buffer is not None:
+            self.device.graveyard.append(buffer)
+
+
+_shared: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
+
+
+def take_blocks(device: Any, sizes: Sequence[int]) -> list[Block]:
+    """A block for each size: those that other sessions have, where they fit, and new ones."""
+    known = _shared.setdefault(device, weakref.WeakSet())
+    idle = sorted(known, key=lambda b: b.buffer.size)
+    out: list[Block | None] = [None] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        fitting = next((k for k, b in enumerate(idle) if b.buffer.size >= sizes[i]), None)
+        if fitting is not None and idle[fitting].buffer.size <= 2 * max(sizes[i], 256):
+            out[i] = idle.pop(fitting)
+        else:
+            out[i] = Block(device, sizes[i])
+            known.add(out[i])  # type: ignore[arg-type]
+    return out  # type: ignore[return-value]
+
+
+class Output:
+    """The buffers of one cell that outlives the session's runs. What the caller dropped comes back through `returned`,
+    to which a dying Storage appends."""
+
+    __slots__ = ("bound", "cell", "device", "free", "returned", "world")
+
+    def __init__(self, cell: Cell, device: Any, world: Any) -> None:
+        self.cell, self.device, self.world = cell, device, world
+        self.returned: deque[Any] = deque()
+        self.bound = device.alloc(cell.nbytes)
+        self.free: list[Any] = [self.bound]
+
+    def next(self) -> Any:
+        """The buffer of the next run: the one bound now, if its tensors are gone."""
+        free = self.free
+        while self.returned:
+            free.append(self.returned.popleft())
+        if not free:
+            return self.device.alloc(self.cell.nbytes)
+        if self.bound in free:
+            free.remove(self.bound)
+            buffer = self.bound
+        else:
+            buffer = free.pop()
+        while len(free) > SPARE:
+            self.device.free(free.pop(0))
+        return buffer
+
+    def storage(self, buffer: Any) -> Storage:
+        """A storage for the caller; its buffer comes back when it dies."""
+        return Storage(self.cell.dtype, self.cell.elements, buffer, self.world, self.returned.append)
+
+    def __del__(self) -> None:
+        for buffer in (*self.free, *self.returned):
+            self.device.graveyard.append(buffer)
+
+
+class Session:
+    """A graph on a device. `run` replays it; counters of the device show what a run costs."""
+
+    def __init__(self, graph: Graph, world: Any, reuse: bool = True) -> None:
+        self.graph, self.world, self.device = graph, world, world.device
+        self.runs = 0
+        self.steps = lower(graph.nodes, self.device.profile)
+        self.plan: Plan = plan(graph, self.steps, reuse)
+        self.outputs = [Output(c, self.device, world) for c in graph.outputs]
+        self.blocks = take_blocks(self.device, self.plan.blocks)
+        self.written = [c in graph.written_inputs() for c in graph.inputs]
+        self.bound: list[Any] = []  # buffers of the inputs, once frozen
+        self.frozen: Frozen | None = None
+
+    # ---- building, at the first run: only then are the inputs' buffers known ----
+
+    def _freeze(self, inputs: list[Any]) -> None:
+        buffers: dict[Cell, Any] = dict(zip(self.graph.inputs, inputs, strict=True))
+        buffers.update((o.cell, o.bound) for o in self.outputs)
+        buffers.update((c, self.blocks[k].buffer) for c, k in self.plan.place.items())
+        launches: list[tuple[Any, list[Any], int | None]] = []
+        labels: list[tuple[str, Any]] = []
+        scalars: list[list[Any]] = []
+        prepared = self.device.prepare_all([s.lowered for s in self.steps])
+        for step, ready, temps in zip(self.steps, prepared, self.plan.temps, strict=True):
+            operands = [None if c is None else buffers[c] for c in step.cells]
+            for part in ready.steps:
+                bound = [None if n == STATUS else self.blocks[temps[-1 - n]].buffer if n < 0 else operands[n] for n in part.launch.bindings]
+                launches.append((part, bound, None))
+                labels.append((step.node.op.name, step.node.site))
+                scalars.append(step.scalars if part.launch.scalars else [])
+        self.frozen = Frozen(self.device, launches, labels)
+        self.bound = inputs
+        self._scalars(scalars)
+
+    def _scalars(self, scalars: list[list[Any]]) -> None:
+        """Constant numbers are written once, those with host scalars whenever these change."""
+        assert self.frozen is not None
+        self.varying: list[tuple[int, list[Any], list[tuple[int, int]]]] = []
+        for i, values in enumerate(scalars):
+            places = [(k, v.index) for k, v in enumerate(values) if isinstance(v, HostScalar)]
+            if places:
+                self.varying.append((i, list(values), places))
+            elif values:
+                self.frozen.set_scalars(i, values)
+
+    # ---- running ----
+
+    def run(self, inputs: Sequence[Storage], numbers: Sequence[Any]) -> list[Storage]:
+        """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
+        with self.device.lock:
+            for storage in inputs:
+                if storage.error is not None:
+                    raise storage.error
+            now = [s.buffer for s in inputs]
+            if self.frozen is None:
+                self._freeze(now)
+            outputs = self._rebind(now)
+            assert self.frozen is not None
+            for i, values, places in self.varying:
+                if any(values[k] != numbers[n] or values[k] is None for k, n in places):
+                    for k, n in places:
+                        values[k] = numbers[n]
+                    self.frozen.set_scalars(i, values)
+            if self.steps:
+                self.frozen.run()
+            self.runs += 1
+            for storage, written in zip(inputs, self.written, strict=True):
+                if written:
+                    storage.version += 1
+            return [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
+
+    def _rebind(self, inputs: list[Any]) -> list[Any]:
+        """Let the frozen list use the inputs' and outputs' present buffers. Returns the outputs' buffers."""
+        outputs = [o.next() for o in self.outputs]
+        changes = {old: new for old, new in zip(self.bound, inputs, strict=True) if old is not new}
+        for o, new in zip(self.outputs, outputs, strict=True):
+            if o.bound is not new:
+                changes[o.bound] = new
+        if changes:
+            assert self.frozen is not None
+            self.frozen.rebind_all(changes)
+            self.bound = inputs
+            for o, new in zip(self.outputs, outputs, strict=True):
+                o.bound = new
+        return outputs
+
+    def __str__(self) -> str:
+        launches = len(self.frozen.steps) if self.frozen is not None else sum(len(s.lowered.launches) for s in self.steps)
+        return (
+            f"session of {self.graph.name} on {self.world}: {launches} dispatches, {self.runs} runs, "
+            f"{self.plan.nbytes} bytes of its own, {self.plan.outputs} bytes of outputs"
+        )
+
+    __repr__ = __str__

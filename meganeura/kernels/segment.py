@@ -1,0 +1,287 @@
+"""segment_sum: sums of rows that share an index; the gradient of embedding and index_select.
+
+In: a Call with values [T, D] and indices [T]. Out: launches that sort the indices (sort.py), clear the output, sum runs
+of equal indices within blocks of tokens, and join the runs that cross blocks. A block has about sqrt(T) tokens, so one
+index that owns every token costs 2*sqrt(T) additions in a row, not T. Deterministic: no atomics on the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..dtype import DType, dtype, uint32
+from ..errors import DeviceError
+from ..shape import numel
+from ..storage import Layout, padded_bytes
+from . import sort
+from . import template as T
+from .kernel import STATUS, TEMP, Call, Kernel, Launch, Lowered, Profile
+from .move import contiguous
+from .operand import Operand, bind, declare, stride_over
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentForm:
+    """Everything the source of a summing kernel depends on. `stage`: clear, blocks or join."""
+
+    stage: str
+    operands: tuple[Operand, ...]
+    access: tuple[str, ...]
+    width: int
+    accumulator: str  # WGSL type
+
+    def fields(self) -> list[str]:
+        """Parameter names, in the order of `_Segments.words`."""
+        return ["total", "columns", "count", "block", "low", "high", "out_at", "values_at", "values_row", "values_step", "tails"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """The geometry of a call and the temporaries' binding numbers."""
+
+    call: Call
+    profile: Profile
+    values: Layout
+    number: int  # binding number of the values
+    rows: int  # stride of a token's row
+    step: int  # stride of a column
+    columns: int
+    count: int
+    size: int
+    width: int
+    temps: tuple[int, ...]
+
+    @property
+    def accumulator(self) -> DType:
+        return dtype({"f32": "float32", "i32": "int32", "u32": "uint32"}[self.values.dtype.value])
+
+    @property
+    def block(self) -> int:
+        """Tokens a block."""
+        return max(16, math.isqrt(self.count))
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.count // self.block)
+
+
+def lower(call: Call, profile: Profile) -> Lowered:
+    """Launches for segment_sum."""
+    values, index = call.inputs[0], call.inputs[1]
+    assert values is not None
+    assert index is not None
+    out, size, count = call.outputs[0], call.attrs["size"], index.numel
+    if not out.contiguous:
+        raise DeviceError(f"{call.op.name}: the output must be contiguous, not {out!r}")
+    if out.numel == 0 and count == 0:
+        return Lowered(())
+    rank = len(index.shape)
+    columns = numel(values.shape[rank:])
+    temps: list[int] = []
+    before: list[Launch] = []
+    number = 0
+    rows, step = stride_over(values.shape[:rank], values.strides[:rank]), stride_over(values.shape[rank:], values.strides[rank:])
+    if (rows is None or step is None) and values.numel:
+        launch, nbytes = contiguous(values, 0, 0, profile)
+        before, temps, number, values = [launch], [nbytes], TEMP(0), Layout(values.dtype, values.shape)
+        rows, step = columns, 1
+    rows, step = rows or 0, step or 0
+    wide = step == 1 and not (columns | rows | values.offset | out.offset) & 3 and not (call.alias and len({*call.alias}) < 3)
+    found = _Segments(call, profile, values, number, rows, step, columns, count, size, 4 if wide else 1, ())
+    if count == 0 or columns == 0:
+        return Lowered(tuple(_clear(found)) if out.numel else ())
+    more, temps, keys, positions = _sorted(found, index, temps)
+    partial = len(temps)
+    temps.append(2 * padded_bytes(found.blocks * columns, found.accumulator))
+    found = replace(found, temps=(keys, positions, TEMP(partial)))
+    sums = [x for window in _windows(found) for x in _sums(found, *window)]
+    return Lowered((*before, *more, *_clear(found), *sums), tuple(temps))
+
+
+def _sorted(found: _Segments, index: Layout, temps: list[int]) -> tuple[list[Launch], list[int], int, int]:
+    """Launches that make and sort the keys, all temporaries, and the bindings of sorted keys and positions."""
+    before: list[Launch] = []
+    number, temps = 1, list(temps)
+    stride = stride_over(index.shape, index.strides)
+    if stride is None:
+        launch, nbytes = contiguous(index, 1, len(temps), found.profile)
+        before, number, index, stride = [launch], TEMP(len(temps)), Layout(index.dtype, index.shape), 1
+        temps.append(nbytes)
+    bits = found.size.bit_length()  # the size itself is the key of what does not count
+    plan = sort.plan(found.count, bits, found.profile)
+    base = len(temps)
+    temps += [-(-found.count // 4) * 16, *plan.temps()]
+    before.append(_keys(found, index, number, stride, TEMP(base)))
+    made, keys, positions = sort.launches(plan, TEMP(base), (TEMP(base + 1), TEMP(base + 2), TEMP(base + 3), TEMP(base + 4)), found.profile)
+    return before + made, temps, keys, positions
+
+
+def _keys(found: _Segments, index: Layout, number: int, stride: int, target: int) -> Launch:
+    """Checked keys; what is ignored or out of range gets the key `size`, filling keys 0xffffffff."""
+    call = found.call
+    ignore = call.attrs.get("ignore")
+    wrap = bool(call.attrs.get("wrap", False))
+    operand = Operand("index", index.dtype, index.dtype)
+    padded = -(-found.count // 4) * 4
+    items = [(operand, number, index), (Operand("keys", uint32, write=True), target, Layout(uint32, (padded,)))]
+    bound = bind(items, call.alias, found.profile, call.op.name)
+    words = [found.count, padded, found.size, index.offset - bound.shifts[0], stride, 0 if ignore is None else ignore]
+    key = ("segment keys", bound.operands, bound.access, ignore is not None, wrap)
+    kernel = Kernel(
+        key, lambda profile: _keys_source(bound.operands, bound.access, ignore is not None, wrap), (*bound.access, "read_write"), call.op.name,
+        scalars=True,
+    )  # fmt: skip
+    ranges = None if bound.ranges is None else (*bound.ranges, (0, 16))
+    return Launch(kernel, (*bound.numbers, STATUS), T.grid(-(-padded // 64)), T.pack(words), T.scalar_entries(call, (), True), ranges)
+
+
+def _keys_source(operands: tuple[Operand, ...], access: tuple[str, ...], ignore: bool, wrap: bool) -> str:
+    index, keys = operands
+    out = declare(operands, access) + T.uniform(len(access) + 1, ("count", "padded", "size", "at", "step", "ignored"))
+    out += T.scalar_block((), True) + T.status(len(access))
+    return out + (
+        "@compute @workgroup_size(64)\nfn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {\n"
+        f"let id = (group.y * {T.FOLD}u + group.x) * 64u + thread;\nif (id >= p.padded) {{ return; }}\nvar key = 0xffffffffu;\n"
+        f"if (id < p.count) {{\n  let asked = i32({index.part(index.entry('p.at + id * p.step'), 0)});\n  var found = asked;\n"
+        + ("  if (found < 0i) { found = found + i32(p.size); }\n" if wrap else "")
+        + ("  let counts = asked != i32(p.ignored);\n" if ignore else "  let counts = true;\n")
+        + "  key = select(p.size, u32(found), counts && u32(found) < p.size);\n"
+        "  if (counts && u32(found) >= p.size) { status_report(asked, i32(p.size)); }\n}\n"
+        f"{keys.entry('id')} = key;\n}}\n"
+    )
+
+
+def _windows(found: _Segments) -> list[tuple[int, int]]:
+    """Ranges of output rows that fit one binding."""
+    out = found.call.outputs[0]
+    if T.fits([out], found.profile):
+        return [(0, found.size)]
+    row = found.columns * out.dtype.itemsize
+    count = (found.profile.max_binding - 512) // row
+    if count == 0:
+        raise DeviceError(f"{found.call.op.name}: a row of {row} bytes exceeds a binding's {found.profile.max_binding} bytes")
+    return [(low, min(low + count, found.size)) for low in range(0, found.size, count)]
+
+
+def _bound_out(found: _Segments, low: int, high: int) -> Layout:
+    """The output rows [low, high)."""
+    out = found.call.outputs[0]
+    return Layout(out.dtype, (high - low, found.columns), offset=out.offset + low * found.columns)
+
+
+def _clear(found: _Segments) -> list[Launch]:
+    """Launches that write zeros to the whole output."""
+    made = []
+    for low, high in _windows(found):
+        out = _bound_out(found, low, high)
+        made.append(_launch(found, "clear", [(Operand("out", out.dtype, write=True, width=found.width), 2, out)], (low, high), out.numel // found.width))
+    return made
+
+
+def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
+    """Launches that sum rows [low, high) of the output."""
+    keys, positions, partial = found.temps
+    padded = Layout(uint32, (found.count,))
+    out = (Operand("out", found.call.outputs[0].dtype, write=True, width=found.width), 2, _bound_out(found, low, high))
+    kept = Layout(found.accumulator, (2 * found.blocks * found.columns,))
+    total = found.blocks * (found.columns // found.width)
+    sorted_keys = (Operand("keys", uint32), keys, padded)
+    values = (Operand("values", found.values.dtype, found.accumulator, width=found.width), found.number, found.values)
+    writes = (Operand("partial", found.accumulator, write=True, width=found.width), partial, kept)
+    reads = (Operand("partial", found.accumulator, width=found.width), partial, kept)
+    blocks = [sorted_keys, (Operand("positions", uint32), positions, padded), values, writes, out]
+    made = [_launch(found, "blocks", blocks, (low, high), total)]
+    if found.blocks > 1:
+        made.append(_launch(found, "join", [sorted_keys, reads, out], (low, high), total))
+    return made
+
+
+def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout]], rows: tuple[int, int], total: int) -> Launch:
+    bound = bind(items, found.call.alias, found.profile, found.call.op.name)
+    form = SegmentForm(stage, bound.operands, bound.access, found.width, found.accumulator.value)
+    kernel = Kernel(("segment", form), lambda profile: _source(form, profile), form.access, found.call.op.name)
+    shift = {o.name: s for o, s in zip(bound.operands, bound.shifts, strict=True)}
+    low, high = rows
+    w = found.width
+    out_at = found.call.outputs[0].offset + low * found.columns - shift["out"]
+    values_at = found.values.offset - shift.get("values", 0)
+    words = [total, found.columns // w, found.count, found.block, low, high, out_at // w, values_at // w, found.rows // w]
+    words += [found.step if w == 1 else 1, found.blocks * (found.columns // w)]
+    return Launch(kernel, bound.numbers, T.grid(-(-total // 64)), T.pack(words), (), bound.ranges)
+
+
+def _source(form: SegmentForm, profile: Profile) -> str:
+    named = {o.name: o for o in form.operands}
+    out = named["out"]
+    vector = form.accumulator if form.width == 1 else f"vec4<{form.accumulator}>"
+    store = out.put("p.out_at + (key - p.low) * p.columns + column", form.accumulator, [f"sum.{c}" for c in T.LANES] if form.width == 4 else ["sum"])
+    code = f"fn in_window(key: u32) -> bool {{ return key >= p.low && key < p.high; }}\n"
+    if form.stage != "clear":
+        code += f"fn give(key: u32, column: u32, sum: {vector}) {{ if (in_window(key)) {{ {store} }} }}\n"
+    code += T.entry(profile, 64) + "let id = group * 64u + local;\nif (id >= p.total) { return; }\n"
+    code += {"clear": _clear_body, "blocks": _blocks_body, "join": _join_body}[form.stage](named, vector) + "}\n"
+    front = T.header(profile, (o.dtype for o in form.operands), bool(T.lanes(profile))) + declare(form.operands, form.access)
+    return front + T.uniform(len(form.access), form.fields()) + T.prelude(code) + code
+
+
+def _clear_body(named: dict[str, Operand], vector: str) -> str:
+    out = named["out"]
+    return f"{out.entry('p.out_at + id')} = {T.element(out.dtype, out.width)}();\n"
+
+
+def _blocks_body(named: dict[str, Operand], vector: str) -> str:
+    """Walk a block's tokens for one column (four): whole runs go to the output, cut ones to the partial sums.
+
+    Partial sums: first the heads (runs that began in an earlier block), then the tails (runs that go on in the next).
+    """
+    keys, values, partial, positions = named["keys"], named["values"], named["partial"], named["positions"]
+    parts = [values.part("row", i) for i in range(values.width)]
+    value = parts[0] if values.width == 1 else f"{vector}({', '.join(parts)})"
+    at = f"p.values_at + {positions.entry('t')} * p.values_row + column * p.values_step"
+    return f"""let block = id / p.columns;
+let column = id - block * p.columns;
+let start = block * p.block;
+let end = min(p.count, start + p.block);
+var key = {keys.entry('start')};
+var begun = false;
+if (start > 0u) {{ begun = {keys.entry('start - 1u')} == key; }}
+var sum = {vector}();
+for (var t = start; t < end; t = t + 1u) {{
+  let k = {keys.entry('t')};
+  if (k != key) {{
+    if (begun) {{ {partial.entry('id')} = sum; }} else {{ give(key, column, sum); }}
+    key = k;
+    begun = false;
+    sum = {vector}();
+  }}
+  if (in_window(k)) {{ let row = {values.entry(at)}; sum = sum + {value}; }}
+}}
+var goes_on = false;
+if (end < p.count) {{ goes_on = {keys.entry('end')} == key; }}
+if (begun) {{ {partial.entry('id')} = sum; }} else if (goes_on) {{ {partial.entry('p.tails + id')} = sum; }} else {{ give(key, column, sum); }}
+"""
+
+
+def _join_body(named: dict[str, Operand], vector: str) -> str:
+    """The block in which a run begins adds up its tail and the heads of the blocks it goes on in."""
+    keys, partial = named["keys"], named["partial"]
+    return f"""let block = id / p.columns;
+let column = id - block * p.columns;
+let start = block * p.block;
+var end = min(p.count, start + p.block);
+if (end == p.count) {{ return; }}
+let key = {keys.entry('end')};
+if ({keys.entry('end - 1u')} != key || !in_window(key)) {{ return; }}
+if (start > 0u) {{ if ({keys.entry('start - 1u')} == key) {{ return; }} }}
+var sum = {partial.entry('p.tails + id')};
+var at = id;
+loop {{
+  at = at + p.columns;
+  sum = sum + {partial.entry('at')};
+  end = min(p.count, end + p.block);
+  if (end == p.count) {{ break; }}
+  if ({keys.entry('end')} != key) {{ break; }}
+}}
+give(key, column, sum);
+"""

@@ -1,0 +1,243 @@
+"""The prelude's functions against float64, in units in the last place, and its random numbers against numpy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from meganeura import dtype as D
+from meganeura import random as R
+from meganeura.kernels import template
+from tests.kernels.run_call import FAMILIES, apply
+
+torch = pytest.importorskip("torch")
+F = D.float32
+SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 2, -2], np.float32)
+
+
+def both(low: float, high: float, n: int = 20000) -> np.ndarray:
+    """Numbers spread evenly over the exponents from low to high, with either sign."""
+    x = np.geomspace(low, high, n).astype(np.float32)
+    return np.concatenate([x, -x])
+
+
+def above(low: float, high: float) -> np.ndarray:
+    return np.geomspace(low, high, 40000).astype(np.float32)
+
+
+def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Distance in units in the last place of the exact result; 0 where it is outside the normal range and matches."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(np.float32)
+        normal = np.isfinite(rounded) & (np.abs(rounded) > 1.2e-38)
+        space = np.spacing(np.abs(np.where(normal, rounded, 1))).astype(np.float64)
+        far = np.abs(got.astype(np.float64) - exact) / space
+    same = (got == rounded) | (np.isnan(got) & np.isnan(rounded)) | (np.isfinite(rounded) & (np.abs(got) <= 1.2e-38))
+    return np.where(normal, np.where(np.isfinite(got), far, np.inf), np.where(same, 0, np.inf))
+
+
+def in64(fn):
+    return lambda x: fn(torch.from_numpy(x)).numpy()
+
+
+UNARY = {
+    "erf": (in64(torch.erf), both(1e-30, 20), 3),
+    "exp_": (np.exp, np.concatenate([both(1e-10, 88.7), np.float32([89, -104, 200, -200, 3e38, -3e38])]), 2),
+    "expm1_": (np.expm1, both(1e-30, 88.7), 2),
+    "tanh_": (np.tanh, both(1e-30, 100), 2),
+    "sinh_": (np.sinh, both(1e-30, 89), 3),
+    "cosh_": (np.cosh, both(1e-30, 89), 4),
+    "log_": (np.log, np.concatenate([above(1.2e-38, 3e38), np.linspace(0.5, 2, 40000, dtype=np.float32)]), 2),
+    "log2_": (np.log2, above(1.2e-38, 3e38), 3),
+    "log10_": (np.log10, above(1.2e-38, 3e38), 3),
+    "log1p_": (np.log1p, np.concatenate([above(1e-30, 3e38), -above(1e-30, 0.99999)]), 2),
+    "sigmoid_": (lambda x: 1 / (1 + np.exp(-x)), both(1e-5, 80), 4),
+    "sqrt_": (np.sqrt, above(1.2e-38, 3e38), 3),
+    "rsqrt_": (lambda x: 1 / np.sqrt(x), above(1.2e-38, 3e38), 4),
+    "asin_": (np.arcsin, both(1e-20, 1), 4),
+    "acos_": (np.arccos, both(1e-20, 1), 4),
+    "atan_": (np.arctan, both(1e-20, 1e20), 3),
+    "asinh_": (np.arcsinh, both(1e-20, 1e20), 4),
+    "acosh_": (np.arccosh, 1 + above(1e-6, 1e20), 5),
+    "atanh_": (np.arctanh, both(1e-20, 0.999999), 4),
+    "sin_": (np.sin, np.concatenate([both(1e-10, 3e38), np.linspace(-1e4, 1e4, 40000, dtype=np.float32)]), 4),
+    "cos_": (np.cos, np.concatenate([both(1e-10, 3e38), np.linspace(-1e4, 1e4, 40000, dtype=np.float32)]), 4),
+    "tan_": (np.tan, both(1e-10, 1e6), 6),
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str) -> None:
+    exact, values, bound = UNARY[name]
+    x = np.concatenate([values, SPECIAL]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        want = exact(x.astype(np.float64))
+    far = ulps(apply(f"{name}({{a}})", "cpu", F, (x, F)), want)
+    assert far.max() <= bound, (x[far.argmax()], far.max())
+
+
+def test_gelu_is_as_exact_as_pytorch() -> None:
+    x = np.linspace(-12, 12, 50001, dtype=np.float32)
+    for name, kind in (("gelu_", "none"), ("gelu_tanh", "tanh")):
+        want = torch.nn.functional.gelu(torch.from_numpy(x).double(), approximate=kind).numpy()
+        np.testing.assert_allclose(apply(f"{name}({{a}})", "cpu", F, (x, F)), want, rtol=2e-6, atol=3e-7)
+
+
+def test_softplus() -> None:
+    x = np.concatenate([both(1e-6, 90), SPECIAL])
+    want = torch.nn.functional.softplus(torch.from_numpy(x).double(), 2.0, 20.0).numpy()
+    assert ulps(apply("softplus_({a}, 2.0, 20.0)", "cpu", F, (x, F)), want).max() <= 5
+
+
+def test_pow() -> None:
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.uniform(-80, 80, 100000)).astype(np.float32)
+    y = (rng.uniform(-88, 88, x.size) / np.log(x.astype(np.float64))).astype(np.float32)
+    near, steep = (1 + rng.uniform(-0.5, 1, x.size)).astype(np.float32), rng.uniform(-120, 120, x.size).astype(np.float32)
+    for a, b in ((x, y), (near, steep)):
+        with np.errstate(all="ignore"):
+            want = np.power(a.astype(np.float64), b.astype(np.float64))
+        far = ulps(apply("pow_({a}, {b})", "cpu", F, (a, F), (b, F)), want)
+        assert far.max() <= 4, (a[far.argmax()], b[far.argmax()], far.max())
+
+
+def pairs(*extra: float) -> tuple[np.ndarray, np.ndarray]:
+    values = np.concatenate([SPECIAL, np.float32([3, -3, 2.5, -2.5, 1e30, -1e30, *extra])])
+    a, b = np.meshgrid(values, values)
+    return a.ravel().astype(np.float32), b.ravel().astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["pow_", "nan_max", "nan_min", "atan2_", "fmod_", "remainder_", "floor_div"])
+def test_special_pairs_agree_with_pytorch(name: str) -> None:
+    a, b = pairs(16777216, 5e9)
+    fn = {
+        "pow_": torch.pow,
+        "nan_max": torch.maximum,
+        "nan_min": torch.minimum,
+        "atan2_": torch.atan2,
+        "fmod_": torch.fmod,
+        "remainder_": torch.remainder,
+        "floor_div": lambda p, q: torch.div(p, q, rounding_mode="floor"),
+    }[name]
+    want = fn(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    if name in ("fmod_", "remainder_", "floor_div"):  # PyTorch's own float32 remainders lose digits of huge quotients
+        with np.errstate(all="ignore"):
+            exact = {"fmod_": np.fmod, "remainder_": np.remainder, "floor_div": np.floor_divide}[name](a, b)
+            want = np.where(np.abs(a / np.where(b == 0, 1, b)) > 1e6, exact, want)
+    np.testing.assert_allclose(apply(f"{name}({{a}}, {{b}})", "cpu", F, (a, F), (b, F)), want, rtol=4e-7)
+
+
+@pytest.mark.parametrize(("name", "fn"), [("fmod_", np.fmod), ("remainder_", np.remainder), ("floor_div", np.floor_divide)])
+def test_remainders_are_exact(name: str, fn) -> None:
+    rng = np.random.default_rng(1)
+    a = (rng.standard_normal(50000) * np.exp(rng.uniform(-30, 60, 50000))).astype(np.float32)
+    b = (rng.standard_normal(50000) * np.exp(rng.uniform(-30, 30, 50000))).astype(np.float32)
+    with np.errstate(all="ignore"):
+        want = fn(a, b)
+    np.testing.assert_array_equal(apply(f"{name}({{a}}, {{b}})", "cpu", F, (a, F), (b, F)), want)
+
+
+def test_integer_division() -> None:
+    rng = np.random.default_rng(2)
+    a = rng.integers(-1000, 1000, 4096).astype(np.int32)
+    b = np.where((d := rng.integers(-30, 30, 4096)) == 0, 7, d).astype(np.int32)
+    np.testing.assert_array_equal(apply("idiv_floor({a}, {b})", "cpu", D.int32, (a, D.int32), (b, D.int32)), a // b)
+    np.testing.assert_array_equal(apply("imod_floor({a}, {b})", "cpu", D.int32, (a, D.int32), (b, D.int32)), a % b)
+
+
+def test_bit_tests() -> None:
+    x = np.concatenate([SPECIAL, np.float32([1e-45, 3.4e38])])
+    for name, fn in (("is_nan", np.isnan), ("is_inf", np.isinf), ("is_finite", np.isfinite), ("truth", lambda v: v != 0)):
+        np.testing.assert_array_equal(apply(f"{name}({{a}})", "cpu", D.bool_, (x, F)), fn(x))
+
+
+# --- random numbers
+
+SCALARS = (("sl", "u32"), ("sh", "u32"), ("ol", "u32"), ("oh", "u32"))
+WORDS = (123456789, 987654321, 77, 3)
+BLOCK = "philox({block}, vec2<u32>({sl}, {sh}), vec2<u32>({ol}, {oh}))"
+
+
+def test_philox_known_answers() -> None:
+    zeros, ones = np.zeros((1, 4), np.uint32), np.full((1, 4), 0xFFFFFFFF, np.uint32)
+    digits = np.array([[0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]], np.uint32)
+    assert R.philox4x32_10(zeros, (0, 0)).tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+    assert R.philox4x32_10(ones, (0xFFFFFFFF, 0xFFFFFFFF)).tolist() == [[0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]]
+    assert R.philox4x32_10(digits, (0xA4093822, 0x299F31D0)).tolist() == [[0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(4096,), (1001,), (3,), (7, 5, 3)])
+def test_draws_are_those_of_numpy(family: str, shape: tuple[int, ...]) -> None:
+    n = int(np.prod(shape))
+    draw = {"shape": shape, "scalars": SCALARS, "values": WORDS}
+    np.testing.assert_array_equal(apply(f"{BLOCK}[{{lane}}]", family, D.uint32, **draw).ravel(), R.bits(n, WORDS))
+    np.testing.assert_array_equal(apply(f"uniform_({BLOCK}[{{lane}}])", family, F, **draw).ravel(), R.uniform(n, WORDS))
+    np.testing.assert_allclose(apply(f"normal_({BLOCK}, {{lane}})", family, F, **draw).ravel(), R.normal(n, WORDS), rtol=2e-6, atol=5e-7)
+
+
+def test_moments() -> None:
+    u, z = R.uniform(200000, WORDS), R.normal(200000, WORDS)
+    assert u.min() >= 0 and u.max() < 1 and abs(u.mean() - 0.5) < 3e-3
+    assert abs(z.mean()) < 0.01 and abs(z.std() - 1) < 0.01 and np.isfinite(z).all()
+
+
+def test_generator() -> None:
+    g = R.Generator(5)
+    first = g.reserve(10)
+    state = g.get_state()
+    second = g.reserve(1 << 35)
+    third = g.reserve(0)
+    assert first == (5, 0, 0, 0) and second == (5, 0, 1, 0) and third == (5, 0, 3, 0)
+    g.set_state(state)
+    assert g.reserve(1) == second
+    assert R.Generator(-1).reserve(1)[:2] == (0xFFFFFFFF, 0xFFFFFFFF)
+    assert R.manual_seed(3) is R.default_generator and R.initial_seed() == 3
+
+
+TINT = """
+import wgpudawn, dataclasses
+from meganeura import dtype as D
+from meganeura.kernels import pointwise, template
+from meganeura.kernels.kernel import Call, Profile
+from meganeura.ops.archetype import Pointwise
+from meganeura.storage import Layout
+adapter = wgpudawn.gpu.request_adapter_sync()
+device = adapter.request_device_sync(required_features=["subgroups", "shader-f16"])
+main = "@compute @workgroup_size(1) fn main() {}"
+try:
+    device.create_shader_module(code="fn f() -> f32 { return 1; " + main)
+    raise SystemExit("errors go unnoticed")
+except wgpudawn.GPUError:
+    pass
+device.create_shader_module(code="".join(template._prelude().values()) + main)
+device.create_shader_module(code=template.scalar_block((), True) + template.status(0) + main)
+@dataclasses.dataclass
+class Op:
+    archetype: object
+for family in ("cpu", "gpu"):
+    profile = Profile(family=family, backend="dawn", subgroup_size=8)
+    for source in (Layout(D.float32, (8, 12), (1, 8)), Layout(D.float16, (8, 13)), Layout(D.bool_, (8, 12)), Layout(D.int8, (8, 1))):
+        for target in D.ALL:
+            call = Call(Op(Pointwise("{a}")), ("a",), (source,), (Layout(target, source.shape),), (source.dtype,))
+            for launch in pointwise.lower(call, profile).launches:
+                device.create_shader_module(code=launch.kernel.source(profile))
+print("accepted")
+"""
+
+
+def test_tint_accepts_what_naga_does() -> None:
+    pytest.importorskip("wgpudawn")
+    env = {**os.environ, "WGPU_BACKEND_TYPE": "Null"}
+    done = subprocess.run([sys.executable, "-c", TINT], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert "accepted" in done.stdout, done.stderr[-3000:]
+
+
+def test_only_named_functions_are_included() -> None:
+    text = template.prelude("let y = tanh_(x);")
+    assert "fn exp_scaled(" in text and "fn copy_sign(" in text and "fn philox(" not in text
+    assert template.prelude("let y = x + 1.0;") == ""
