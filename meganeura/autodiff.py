@@ -487,12 +487,22 @@ def _call_hooks(hooks: list[Callable[[Tensor], Tensor | None]], g: Tensor) -> Te
     return g
 
 
+def _sole(g: Tensor) -> bool:
+    """Whether nothing but this tensor (and the bases it is a view of) refers to its storage."""
+    base, owners = g._base, 1
+    if base is not None:
+        owners = 2
+        if sys.getrefcount(base) > 3:  # g's reference, the local name and the call's argument
+            return False
+    return sys.getrefcount(g._storage) <= owners + 1
+
+
 def _accumulate(leaf: Tensor, g: Tensor, create_graph: bool, taken: set[int], given: Sequence[Tensor | None] | None) -> None:
     """`.grad += g`: a fresh gradient of its own becomes `.grad` itself, anything shared is copied first."""
     if leaf.grad is None:
-        mine = g.layout.contiguous and g._storage.uid not in taken and g._base is None
+        mine = g.layout.contiguous and g.numel() == g._storage.elements and g._storage.uid not in taken
         mine = mine and not any(t is not None and t._storage is g._storage for t in given or ())
-        if not mine or sys.getrefcount(g._storage) > 2:
+        if not mine or not _sole(g):
             g = g.clone()
         taken.add(g._storage.uid)
         leaf.grad = g if create_graph else g.detach()

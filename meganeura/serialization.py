@@ -23,7 +23,7 @@ _ALLOWED = {
     ("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "dict"), ("builtins", "set"), ("builtins", "complex"),
     ("builtins", "bytearray"), ("_codecs", "encode"), ("meganeura.tensor", "_rebuild"), ("meganeura.tensor", "Tensor"),
     ("meganeura.nn.parameter", "Parameter"), ("meganeura.nn.parameter", "Buffer"), ("meganeura.nn.parameter", "_rebuild_buffer"),
-    ("meganeura.dtype", "dtype"), ("meganeura.optim.optimizer", "ParamGroup"), ("meganeura.random", "Generator"),
+    ("meganeura.dtype", "dtype"), ("meganeura.random", "Generator"),
     ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy._core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"), ("numpy.core.multiarray", "scalar"), ("numpy._core.numeric", "_frombuffer"),
     ("numpy.core.numeric", "_frombuffer"),

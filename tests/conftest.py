@@ -14,11 +14,12 @@ from typing import Any
 os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software driver: no thread pool, whose wake-ups cost more than small kernels
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(Path.home() / ".cache" / "meganeura-tests"))
+# Tests that start another Python find this checkout there, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
-import numpy as np
-import pytest
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
-_ROOT = Path(__file__).parent
 _ALLOWED_SKIPS = ("could not import", "No module named")  # only a missing optional package may skip a test
 _seconds: dict[str, float] = defaultdict(float)
 _forbidden_skips: list[str] = []

@@ -26,7 +26,8 @@ def _numpy_world() -> Iterator[None]:
 def test_tensors(tmp_path: Path) -> None:
     values = {
         "f": mg.tensor([[1.5, 2.0]], requires_grad=True), "h": mg.tensor([1.5], dtype=mg.float16), "b": mg.tensor([1.1], dtype=mg.bfloat16),
-        "i": mg.arange(3), "m": mg.tensor([True, False]), "p": nn.Parameter(mg.ones(2)), "frozen": nn.Parameter(mg.ones(2), requires_grad=False),
+        "i": mg.arange(3), "m": mg.tensor([True, False]), "p": nn.Parameter(mg.ones(2)),
+        "frozen": nn.Parameter(mg.ones(2), requires_grad=False),
         "t": nn.Buffer(mg.ones(1), persistent=False), "z": mg.zeros(0, 2), "s": mg.tensor(3),
     }  # fmt: skip
     save(values, tmp_path / "a.mg")
@@ -116,3 +117,12 @@ def test_as_array_of_torch(torch: Any) -> None:
     t = torch.tensor([1.5, -2.0], requires_grad=True)
     np.testing.assert_array_equal(as_array(t), [1.5, -2.0])
     np.testing.assert_array_equal(as_array(t.bfloat16()), np.array([1.5, -2.0], np.float32))
+
+
+def test_the_package_and_the_function_share_a_name(tmp_path: Path) -> None:
+    import inspect
+
+    save([1, 2], tmp_path / "a.mg")
+    assert mg.load(tmp_path / "a.mg") == [1, 2]
+    assert mg.load.load_safetensors is not None
+    assert list(inspect.signature(mg.load).parameters) == ["f", "weights_only"]

@@ -7,17 +7,18 @@ import threading
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
 from ..provenance import site
 from ..tensor import Tensor, state_epoch
+from .arguments import same_storage
 from .guard import Guard
 from .ir import Graph
 from .plan import Plan
-from .program import Options, Program, is_dense
+from .program import Options, Program
 from .record import record
 from .session import Session
 from .tree import flatten
@@ -132,12 +133,6 @@ class Compiled:
 def _history(t: Tensor) -> int:
     """0: no gradient wanted, 1: a leaf that wants one, 2: computed with history."""
     return 0 if not t.requires_grad else 1 if t.grad_fn is None else 2
-
-
-def same_storage(leaves: Sequence[Tensor]) -> list[int]:
-    """For each tensor the first that shows the same storage through the same dense layout (itself, usually)."""
-    first: dict[Any, int] = {}
-    return [first.setdefault((t._storage.uid, t.layout), i) if is_dense(t) else i for i, t in enumerate(leaves)]
 
 
 def compile(fn: Any = None, *, precision: str = "highest", rewrite: str | None = None, debug: bool | None = None) -> Any:

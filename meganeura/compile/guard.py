@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..tensor import Tensor, state_epoch
+from .arguments import is_whole
 from .record import GradEffect, Record
 
 
@@ -31,7 +32,8 @@ class Guard:
         self.owners = [(o, f) for o, f in record.trace.observed.values() if not hasattr(o, "param_groups")]
         self.optimizers = [(o, f) for o, f in record.trace.observed.values() if hasattr(o, "param_groups")]
         numbers = {c: i for i, c in reversed(list(enumerate(record.argument_cells)))}
-        self.shared = [(numbers[c], t) for c, t in record.trace.shared.items()]
+        self.shared = {numbers[c]: t for c, t in record.trace.shared.items()}
+        self.uids = {t._storage.uid for t, _, _ in self.tensors}
 
     def broken(self, leaves: Sequence[Tensor]) -> str:
         """What changed since the trace."""
@@ -43,10 +45,15 @@ class Guard:
         for owner, fingerprint in self.optimizers:
             if owner._fingerprint() != fingerprint:
                 return f"the groups or state of {type(owner).__name__}"
-        for number, tensor in self.shared:
+        for number, tensor in self.shared.items():
             if leaves[number]._storage is not tensor._storage:
                 return f"argument tensor {number} is another than the one used inside"
-        return self._slow() if state_epoch[0] != self.epoch else ""
+        if state_epoch[0] != self.epoch and (reason := self._slow()):
+            return reason
+        for number, tensor in enumerate(leaves):
+            if tensor._storage.uid in self.uids and number not in self.shared and is_whole(tensor):
+                return f"argument tensor {number} is also used inside"
+        return ""
 
     def _slow(self) -> str:
         """Everything that moves the counter."""
@@ -60,6 +67,7 @@ class Guard:
             if _fingerprint(owner) != fingerprint:
                 return f"the attributes of a {type(owner).__name__}"
         self.epoch = epoch
+        self.uids = {t._storage.uid for t, _, _ in self.tensors}
         return ""
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from .. import dispatch
 from ..autodiff import edge_of
 from ..errors import TraceError
-from ..ops.pointwise import clone
 from ..provenance import site
 from ..storage import Layout, Storage
 from ..tensor import Tensor
+from .arguments import dense, is_dense
 from .chains import fuse_chains
 from .differentiate import Backward
 from .guard import Guard, target_of
@@ -230,17 +230,6 @@ class Program:
 
 
 _RESULTS: Any = (Argument, Concrete, Made)
-
-
-def is_dense(t: Tensor) -> bool:
-    """Whether a tensor lies row-major from the start of its storage."""
-    return t.layout.contiguous and t.layout.offset == 0
-
-
-def dense(t: Tensor) -> Tensor:
-    """A row-major copy without history."""
-    with dispatch.no_grad():
-        return clone(t.detach())  # type: ignore[no-any-return]
 
 
 def inputs_of(nodes: Iterable[Node]) -> list[Cell]:

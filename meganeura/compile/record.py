@@ -16,6 +16,7 @@ from ..errors import TraceError
 from ..provenance import Site, site
 from ..storage import Layout
 from ..tensor import Tensor
+from .arguments import is_whole
 from .differentiate import Backward, differentiate
 from .ir import Cell, Node, Operand
 from .trace import Trace
@@ -159,7 +160,8 @@ def _stand_ins(trace: Trace, leaves: Sequence[Tensor], sources: Sequence[int]) -
         else:
             cell = trace.numbers.cell(t.dtype, layout.numel, "input", f"argument{i}")
             storage = trace.new_storage(cell, f"argument {i}", site())
-            trace.cells[t._storage.uid] = cell
+            if is_whole(t):
+                trace.cells[t._storage.uid] = cell
         stand_in = Tensor._make(storage, layout)
         stand_in._leaf = t.requires_grad
         stand_in.grad = t.grad

@@ -72,6 +72,8 @@ class Pool:
         if queue:
             if not idle:
                 buffer = queue.pop()  # the hottest: caches and bind groups know it
+            elif queue[-1].epoch != epoch:
+                buffer = queue.pop()
             elif queue[0].epoch != epoch:
                 buffer = queue.popleft()
         if buffer is None:

@@ -331,6 +331,8 @@ class Frozen:
     def __del__(self) -> None:
         # Runs on any thread, maybe inside the lock: only leave things to the next drain.
         graves = self.device.graves
+        for number in getattr(self, "numbers", ()):
+            self.device.status.kept.pop(number, None)
         for cache in getattr(self, "caches", ()):
             for group in list(cache.values()):
                 group.owner = None

@@ -32,6 +32,7 @@ class Tile:
     peel: bool = True
     depth: int = 16  # of K, a group and turn
     lanes: int = 4  # of 32 invocations, along m
+    walk: str = "run"
 
     @property
     def team(self) -> int:

@@ -270,7 +270,10 @@ class Gemm:
         if halves:
             half = t.size // 2
             main.append(f"let first_half = tid < {half}u; let share = select(tid - {half}u, tid, first_half);")
-        main += [*a.setup(), *b.setup()]
+        setup = [*a.setup(), *b.setup()]
+        if t.walk == "ptr":
+            setup = [x.replace("let ap", "var ap").replace("let bp", "var bp") for x in setup]
+        main += setup
         main += [f"var {v}: vec4<{f}>;" for f in (self.form.types.value,) for v in dict.fromkeys(a.registers + b.registers)]
         main += [f"var {c} = {zero(self.form.types.value, True)};" for c in self._sums()]
         main += [*self._loop(a, b, halves), *self._exchange(room)[1], *self._store(), "}"]
@@ -325,15 +328,30 @@ class Gemm:
             return ["if (first_half) {", *left, "} else {", *right, "}"] if halves else [*left, *right]
 
         t, barrier = self.tile, "workgroupBarrier();"
-        fetch = both(a.fetch(" + a_run"), b.fetch(" + b_run"))
+        ab = (a, b)
+        if t.walk == "run":
+            fetch = both(a.fetch(" + a_run"), b.fetch(" + b_run"))
+            start = [f"var a_run = {a.walked('rest')}; var b_run = {b.walked('rest')};"]
+            step = ["".join(f"{o.name}_run += {o.walked(f'{t.span}u')}; " for o in ab)]
+        elif t.walk == "mul":
+            now = "t" if not t.peel else "(t - 1u)"
+            fetch = both(a.fetch(f" + (a_rest + {now} * {a.walked(f'{t.span}u')})"), b.fetch(f" + (b_rest + {now} * {b.walked(f'{t.span}u')})"))
+            start = [f"let a_rest = {a.walked('rest')}; let b_rest = {b.walked('rest')};"]
+            step = []
+        else:
+            fetch = both(a.fetch(), b.fetch())
+            start = ["".join(f"{pl} += {o.walked('rest')}; " for o in ab for _, pl, _ in o._each())]
+            step = ["".join(f"{pl} += {o.walked(f'{t.span}u')}; " for o in ab for _, pl, _ in o._each())]
         put = both(a.put(), b.put())
-        step = ["".join(f"{o.name}_run += {o.walked(f'{t.span}u')}; " for o in (a, b))]
-        lines = both(a.fetch_rest(), b.fetch_rest())
-        lines.append(f"var a_run = {a.walked('rest')}; var b_run = {b.walked('rest')};")
+        lines = both(a.fetch_rest(), b.fetch_rest()) + start
         if t.peel:
             lines += [*put, barrier, "for (var t = 1u; t < turns; t++) {", *fetch, *step, *self._products(a, b, 0), barrier, *put, barrier, "}"]
             return lines + self._products(a, b, 1)
-        lines += ["for (var t = 1u; t <= turns; t++) {", *put, barrier, "if (t < turns) {", *fetch, *step, "}"]
+        top = "for (var t = 0u; t < turns; t++) {"
+        if t.walk == "mul":
+            lines += [top, *put, barrier, "if (t + 1u < turns) {", *fetch, *step, "}"]
+        else:
+            lines += [top, *put, barrier, "if (t + 1u < turns) {", *fetch, *step, "}"]
         return [*lines, *self._products(a, b, 0), barrier, "}"]
 
     def _products(self, a: Operand, b: Operand, copy: int) -> list[str]:

@@ -184,13 +184,12 @@ def read_array(entry: Entry) -> Array:
     kind = np.dtype(_DTYPES[entry.dtype][0])
     if entry.begin == entry.end:
         return np.zeros(entry.shape, np.float32 if entry.dtype == "BF16" else kind)
-    flat: Array = np.memmap(entry.file, kind, "r", offset=entry.begin, shape=(numel(entry.shape),))
-    raw = flat.reshape(entry.shape)
+    raw: Any = np.memmap(entry.file, kind, "r", offset=entry.begin, shape=entry.shape or (1,)).reshape(entry.shape)
     if entry.dtype == "BF16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if entry.dtype == "BOOL":
-        return raw.view(np.uint8) != 0
-    return raw
+        raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif entry.dtype == "BOOL":
+        raw = raw.view(np.uint8) != 0
+    return np.asarray(raw)
 
 
 def _tensor(name: str, entry: Entry) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ..dispatch import no_grad
 from ..errors import GradientError
 from ..ops.composite import stack, zeros
+from ..ops.optimizer import euclidean_norm
 from ..provenance import site
 from ..tensor import Tensor
 
@@ -19,7 +20,7 @@ def _grads(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 def _norm(values: Tensor, norm_type: float) -> Tensor:
     if norm_type == 2.0:
-        return values.square().sum().sqrt()  # type: ignore[no-any-return]
+        return euclidean_norm(values)  # type: ignore[no-any-return]
     if norm_type == math.inf:
         return values.abs().amax()  # type: ignore[no-any-return]
     if norm_type == 1.0:
@@ -29,7 +30,7 @@ def _norm(values: Tensor, norm_type: float) -> Tensor:
 
 def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm of all elements of all tensors as one vector. -> []."""
-    norms = [_norm(t.detach().float(), float(norm_type)) for t in tensors if t.numel()]
+    norms = [_norm(t.detach() if norm_type == 2.0 else t.detach().float(), float(norm_type)) for t in tensors if t.numel()]
     if not norms:
         return zeros(())
     return norms[0] if len(norms) == 1 else _norm(stack(norms), float(norm_type))

@@ -10,7 +10,7 @@ from ..dtype import DType
 from ..dtype import dtype as as_dtype
 from ..errors import DTypeError
 from ..provenance import site
-from ..tensor import Tensor, _changed_state, upload
+from ..tensor import Tensor, upload
 
 
 def _adopt(cls: type, data: Any) -> Any:
@@ -38,7 +38,7 @@ class Parameter(Tensor):
         return t
 
     def __init__(self, data: Any = None, requires_grad: bool = True) -> None:
-        _changed_state()
+        """Everything was done by __new__."""
 
     def __repr__(self) -> str:
         return "Parameter containing:\n" + super().__repr__()
@@ -54,7 +54,7 @@ class Buffer(Tensor):
         return _adopt(cls if persistent else TransientBuffer, data)  # type: ignore[no-any-return]
 
     def __init__(self, data: Any = None, *, persistent: bool = True) -> None:
-        _changed_state()
+        """Everything was done by __new__."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         out = memo[id(self)] = _rebuild_buffer(self._read(), self.dtype, self.persistent)

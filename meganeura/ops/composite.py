@@ -405,7 +405,11 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     dims = tuple(range(lead)) + tuple(d + lead for d, n in enumerate(shape) if n == 1 and input.shape[d + lead] != 1)
     if lead < 0 or any(n not in (1, input.shape[d + lead]) for d, n in enumerate(shape)):
         raise ShapeError(f"shape {list(input.shape)} is no broadcast of {list(shape)}\n  at {site()}")
-    out = reduce.sum(input, dims, True) if dims else input
+    if not dims:
+        return input
+    if len(dims) == lead:
+        return reduce.sum(input, dims)  # type: ignore[no-any-return]
+    out = reduce.sum(input, dims, True)
     return reshape(out, *shape) if lead else out  # type: ignore[no-any-return]
 
 

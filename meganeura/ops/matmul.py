@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..storage import Layout
 from .archetype import Matmul
 from .table import Sample, op
 
@@ -17,12 +18,23 @@ def _f32(*shape: int) -> Any:
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
+def _column_major(x: Layout) -> bool:
+    return not x.contiguous and x.strides[-2] == 1
+
+
+def _product(a: Any, b: Any, like: Layout) -> Any:
+    """a @ b, laid out as the operand whose gradient it is: the gradient of a transposed view is then contiguous."""
+    if _column_major(like):
+        return batched_matmul(b.transpose(-2, -1), a.transpose(-2, -1)).transpose(-2, -1)
+    return batched_matmul(a, b)
+
+
 @op(
     Matmul(),
     ref=lambda input, other: np.matmul(input, other),
     grad={
-        "input": lambda grad, other: batched_matmul(grad, other.transpose(-2, -1)),
-        "other": lambda grad, input: batched_matmul(input.transpose(-2, -1), grad),
+        "input": lambda grad, other, input_meta: _product(grad, other.transpose(-2, -1), input_meta),
+        "other": lambda grad, input, other_meta: _product(input.transpose(-2, -1), grad, other_meta),
     },
     samples=lambda: [
         Sample.of(_f32(3, 5), _f32(5, 4)),

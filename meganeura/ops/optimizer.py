@@ -1,4 +1,4 @@
-"""Optimizer steps: rows that update many parameters in place, in one dispatch.
+"""Optimizer steps: rows that update many parameters in place, in one dispatch; and the norm that clipping needs.
 
 Every number that may change from step to step (learning rate, bias corrections) is a scalar, computed on the host in
 double precision; what changes the statements (nesterov, amsgrad) is a row of its own. In these formulas `sign` is -1
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..dtype import float32
 from ..errors import DTypeError, ShapeError
 from ..storage import Layout
-from .archetype import Update
+from .archetype import Reduce, Update
 from .table import Inferred, Op, Sample, Scalar, Spec, op
 
 if TYPE_CHECKING:
@@ -204,6 +205,23 @@ def laprop_update(
 
     Source: arXiv:2002.04839 (momentum of the normalised gradient, not the normalised momentum).
     """
+
+
+def _norm_rule(input: Layout) -> Inferred:
+    return Inferred((Spec(float32, ()),), (input.dtype,), {"dim": tuple(range(len(input.shape))), "keepdim": False})
+
+
+@op(
+    Reduce("sum", pre="{input} * {input}", post="sqrt({acc})"),
+    rule=_norm_rule,
+    ref=lambda input: np.sqrt(np.sum(np.square(input))),
+    grad={"input": lambda grad, input, result: input * (grad / result)},
+    samples=lambda: [Sample.of(np.linspace(-1.5, 2.0, n, dtype=np.float32).reshape(s)) for n, s in ((24, (2, 3, 4)), (7, (7,)), (1, ()))],
+    public=False,
+    torch=None,
+)
+def euclidean_norm(input: Tensor) -> Tensor:
+    """Square root of the sum of squares of all elements, in float32. [*] -> []."""
 
 
 def scalar_count(row: Op) -> int:

@@ -7,9 +7,10 @@ default does not do, samples and error samples. Calling the row binds it (dispat
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from .. import dispatch
 from ..dispatch import p_empty as p_empty
@@ -20,10 +21,10 @@ from .archetype import Archetype, View
 
 # Annotations of op parameters, read by name. An Operand is a Tensor or a Python number; scalars reach kernels at run
 # time and never enter a pipeline key; every other annotation is a structural attribute.
-Operand = Any
-Scalar = Any
-IntScalar = Any
-UIntScalar = Any
+Operand = Annotated[Any, "Operand"]
+Scalar = Annotated[Any, "Scalar"]
+IntScalar = Annotated[Any, "IntScalar"]
+UIntScalar = Annotated[Any, "UIntScalar"]
 
 TENSOR, OPTIONAL, OPERAND, LIST, SCALAR, ATTR = range(6)
 _KINDS = {
@@ -127,9 +128,16 @@ def parameters(fn: Callable[..., Any]) -> list[Param]:
     """The parameters of a signature-only function, their kinds taken from the annotations."""
     out = []
     for p in inspect.signature(fn).parameters.values():
-        kind, scalar = _KINDS.get(str(p.annotation), (ATTR, ""))
+        kind, scalar = _KINDS.get(_written(p.annotation), (ATTR, ""))
         out.append(Param(p.name, kind, scalar, p.default))
     return out
+
+
+def _written(annotation: Any) -> str:
+    """An annotation as the table spells it, whether it was kept as text or evaluated, with or without a module before it."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"(?:typing\.)?Annotated\[(?:typing\.)?Any, '(\w+)'\]", r"\1", text.strip("'\""))
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text)
 
 
 REGISTRY: dict[str, Op] = {}

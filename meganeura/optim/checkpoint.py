@@ -11,7 +11,7 @@ from .. import dispatch
 from ..dtype import float32
 from ..errors import CheckpointError
 from ..serialization import as_array
-from ..tensor import Tensor, state_epoch, upload
+from ..tensor import Tensor, upload
 from . import arena
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def load_state_dict(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         for p in order.values():
             if p in optimizer.state:
                 _fill(optimizer.state[p], states.get(p, {}))
-    state_epoch[0] += 1
 
 
 def pack(optimizer: Optimizer) -> None:

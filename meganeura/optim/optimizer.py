@@ -15,24 +15,12 @@ from ..errors import GradientError
 from ..nn.parameter import drop_grad
 from ..ops.optimizer import scalar_count
 from ..ops.table import Op
-from ..tensor import Tensor, state_epoch
+from ..tensor import Tensor
 from . import arena
 from .checkpoint import load_state_dict, pack, state_dict
 
 State = dict[str, Any]
-
-
-class ParamGroup(dict[str, Any]):
-    """The options of some parameters. Setting one that a compiled step depends on (any but numbers) tells its guards."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            state_epoch[0] += 1
-        super().__setitem__(key, value)
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for key, value in dict(*args, **kwargs).items():
-            self[key] = value
+ParamGroup = dict[str, Any]  # options, and the parameters they are for under 'params'
 
 
 class Rule(NamedTuple):
@@ -51,7 +39,6 @@ class Optimizer:
         self.defaults = dict(defaults)
         self.param_groups: list[ParamGroup] = []
         self.state: defaultdict[Tensor, State] = defaultdict(dict)
-        self._cohorts_seen: dict[int, Any] = {}
         groups = list(params)
         if not groups:
             raise ValueError("optimizer got an empty parameter list")
@@ -73,7 +60,7 @@ class Optimizer:
     # ---- groups ----
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add parameters with options of their own; what is not given comes from the defaults."""
-        group = ParamGroup(param_group)
+        group = dict(param_group)
         members = group["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
         names = [m[0] for m in members if isinstance(m, tuple)]
@@ -93,7 +80,6 @@ class Optimizer:
             group.setdefault(key, value)
         self.validate(group)
         self.param_groups.append(group)
-        state_epoch[0] += 1
 
     # ---- stepping ----
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -111,10 +97,10 @@ class Optimizer:
                 loss = closure()
         dispatch.current().observe(self)
         with dispatch.no_grad():
-            for number, group in enumerate(self.param_groups):
+            for group in self.param_groups:
                 rule = self.rule(group)
                 self._prepare([p for p in group["params"] if p.grad is not None], rule)
-                for members in self._cohorts(number, group, rule):
+                for members in self._cohorts(group, rule):
                     self._update(group, rule, members)
         return loss
 
@@ -128,19 +114,14 @@ class Optimizer:
                 self.state[p][name] = moment
                 self.state[p].setdefault("step", 0)
 
-    def _cohorts(self, number: int, group: ParamGroup, rule: Rule) -> list[list[Tensor]]:
+    def _cohorts(self, group: ParamGroup, rule: Rule) -> list[list[Tensor]]:
         """The group's parameters with gradients, by step count and dtypes."""
         found: dict[Any, list[Tensor]] = {}
         for p in group["params"]:
             if p.grad is not None:
                 step = self.state[p]["step"] if rule.moments else 0
                 found.setdefault((step, p.dtype, p.grad.dtype), []).append(p)
-        cohorts = list(found.values())
-        seen = [[id(p) for p in c] for c in cohorts]
-        if self._cohorts_seen.get(number) != seen:
-            self._cohorts_seen[number] = seen
-            state_epoch[0] += 1
-        return cohorts
+        return list(found.values())
 
     def _update(self, group: ParamGroup, rule: Rule, members: list[Tensor]) -> None:
         def numbers() -> Sequence[float]:
@@ -180,12 +161,8 @@ class Optimizer:
             parts.append((rule.row.name, tuple(p._storage.uid for p in group["params"]), steps))
         return tuple(parts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_cohorts_seen"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cohorts_seen = {}
         pack(self)
 
     def __repr__(self) -> str:

@@ -39,4 +39,4 @@ if __name__ == "__main__":
     namespace = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
-            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec", dont_inherit=True), namespace)

@@ -99,6 +99,7 @@ def test_a_refused_rebind_changes_nothing(device: gpu.Device) -> None:
 def test_status_words_keep_their_names(device: gpu.Device) -> None:
     x, y = upload(device, np.arange(8, dtype=np.float32)), device.alloc(16)
     index = upload(device, np.array([2, 3], np.int32))
+    kept = set(device.status.kept)  # of sessions that other tests left
     frozen = Frozen(device, [(take_launch(8, 2), (x, index, y, None), None)], [("gather", "g.py:4")])
     frozen.run()
     assert floats(device, y, 2).tolist() == [2, 3]
@@ -108,7 +109,7 @@ def test_status_words_keep_their_names(device: gpu.Device) -> None:
         with pytest.raises(IndexOutOfRangeError, match=r"gather: index -1 is out of range for a dimension of size 8\n  at g.py:4"):
             device.synchronize()
     frozen.close()
-    assert not device.status.kept
+    assert set(device.status.kept) <= kept
 
 
 def test_a_destroyed_buffer_stops_the_list_not_the_process(device: gpu.Device) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 import meganeura as mg
 from meganeura import dispatch, nn
-
 from tests.nn.parity import close, compare
 
 pytestmark = pytest.mark.torch

@@ -75,7 +75,7 @@ def test_gradient_equals_reference(op: Op, number: int, layout: str) -> None:
     assert found is not None
     _, make, kwargs = found
     for g, w in zip(gradients(op, make, kwargs, None), gradients(op, make, kwargs, mg.Reference(precise=True)), strict=True):
-        close(g, w, layout == "half", f"gradient of {op.name}")
+        close(g, w, layout == "half" or "float16" in str(samples(op)[number].args), f"gradient of {op.name}")
 
 
 @pytest.mark.parametrize("op", SMOOTH, ids=lambda r: r.name)
@@ -91,6 +91,8 @@ def test_gradient_equals_differences(op: Op) -> None:
                 places.append((i, 0))
         if sum(a.size for a in arrays if a.dtype.kind == "f") > 120:
             continue
+        if "padding_idx" in op.names and sample.args[op.names.index("padding_idx")] is not None:
+            continue  # that row gets no gradient by definition, whatever the derivative
         undifferentiated = {p.name for p in op.params if p.kind != SCALAR and op.grad.get(p.name) is None}
 
         def fn(*tensors: Any, sample: Any = sample, places: Any = places, skip: Any = undifferentiated) -> Any:

@@ -1,0 +1,220 @@
+"""Passes and their checks: pointwise chains, equal and dead nodes, the verifier, the memory plan, what can be inspected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meganeura as mg
+from meganeura.compile import ir, plan, verify
+from meganeura.compile.lower import lower
+from meganeura.kernels.kernel import Profile
+from tests.compile.training import batch, setup
+
+A = np.linspace(-2, 2, 20, dtype=np.float32).reshape(4, 5)
+
+
+def _names(graph: ir.Graph) -> list[str]:
+    return ["+".join(n.parts) for n in graph.nodes]
+
+
+def _same(f: Callable[..., Any], *args: Any, debug: bool = True) -> Any:
+    """f compiled and eager, on the same arguments; the compiled function."""
+    g = mg.compile(f, debug=debug)
+    got, want = g(*args), f(*args)
+    for a, b in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+        assert a.dtype is b.dtype
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-6)
+    return g
+
+
+def test_a_chain_is_one_node() -> None:
+    x = mg.tensor(A)
+    g = _same(lambda x: ((x * 2 + 1).relu() - x).tanh(), x)
+    assert _names(g.graph(x)) == ["mul+add+relu+sub+tanh"]
+
+
+def test_a_chain_with_several_results() -> None:
+    x = mg.tensor(A)
+
+    def f(x: Any) -> Any:
+        y = x.exp()
+        return y, (y + 1).log(), y.sum()
+
+    g = _same(f, x)
+    assert _names(g.graph(x)) == ["exp+add+log", "sum"]
+
+
+def test_broadcasting_and_dtypes_in_a_chain() -> None:
+    x, row, column = mg.tensor(A), mg.tensor(A[0]), mg.tensor(A[:, :1])
+    mask = x > 0
+    g = _same(lambda x, m: mg.where(m & (x < row), x * column, row).to(mg.int32).to(mg.float32) * 0.5, x, mask)
+    assert len(g.graph(x, mask).nodes) == 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16"])
+def test_rounding_dtypes_stay_out_of_chains(dtype: str) -> None:
+    x = mg.tensor(A * 100)
+    g = _same(lambda x: (x * 3).to(getattr(mg, dtype)).to(mg.float32) * 2, x)
+    assert len(g.graph(x).nodes) > 1
+
+
+def test_half_in_chains() -> None:
+    x = mg.tensor(A).half()
+    g = mg.compile(lambda x: (x * 3 + 1).exp().half())
+    np.testing.assert_allclose(g(x).numpy(), np.exp(A * 3 + 1).astype(np.float16), rtol=1e-2)
+
+
+def test_transposed_read_of_a_chain_value_splits() -> None:
+    x = mg.tensor(A[:, :4])
+    g = _same(lambda x: (x * 2) + (x * 2 + 1).T, x)
+    assert len(g.graph(x).nodes) == 2
+
+
+def test_chain_does_not_cross_what_reads_it() -> None:
+    x = mg.tensor(A)
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y - y.sum() + (y @ y.T).sum()
+
+    g = _same(f, x)
+    assert _names(g.graph(x))[0] == "mul"
+
+
+def test_chains_respect_the_binding_limit() -> None:
+    xs = [mg.tensor(A + i) for i in range(20)]
+
+    def f(*xs: Any) -> Any:
+        total = xs[0] * 1
+        for x in xs[1:]:
+            total = total + x.abs()
+        return total
+
+    g = _same(f, *xs)
+    limit = mg.gpu.current().profile.max_storage_buffers
+    for node in g.graph(*xs).nodes:
+        assert len({o.value.cell for o in (*node.reads(), *node.outputs)}) <= limit
+    assert len(g.graph(*xs).nodes) < 10
+
+
+def test_fuzzed_chains() -> None:
+    """Random programs of pointwise ops, reductions, views and in-place writes: compiled equals eager."""
+    rng = np.random.default_rng(1)
+    for seed in range(25):
+        _same(_random_program(int(rng.integers(1 << 30))), mg.tensor(A), mg.tensor(A[:, ::-1].copy()))
+
+
+def _random_program(seed: int) -> Callable[..., Any]:
+    def run(a: Any, b: Any) -> Any:
+        rng = np.random.default_rng(seed)
+        values = [a * 1, b * 1]
+        for _ in range(14):
+            x, y = (values[int(rng.integers(len(values)))] for _ in range(2))
+            kind = int(rng.integers(8))
+            if kind < 3:
+                values.append((x + y, x * y * 0.5, mg.where(x > y, x, y))[kind])
+            elif kind == 3:
+                values.append(x.tanh() + float(rng.integers(3)))
+            elif kind == 4:
+                values.append(x - y.mean(0, keepdim=True))
+            elif kind == 5:
+                x.mul_(0.5).add_(y)
+            elif kind == 6:
+                x[int(rng.integers(4))].sub_(y[int(rng.integers(4))])
+            else:
+                values.append(x.reshape(5, 4).T.reshape(5, 4).T.sin())
+                values[-1] = values[-1].reshape(4, 5)
+        return tuple(values)
+
+    return run
+
+
+def test_dead_and_equal_nodes_go() -> None:
+    x = mg.tensor(A)
+
+    def f(x: Any) -> Any:
+        (x * 3).sum()
+        return (x.T @ x).sum() + (x.T @ x).sum()
+
+    g = _same(f, x)
+    assert _names(g.graph(x)) == ["batched_matmul", "sum", "add"]
+    off = mg.compile(f, rewrite="off")
+    assert _names(off.graph(x)) == ["batched_matmul", "sum", "batched_matmul", "sum", "add"]
+
+
+def test_random_numbers_do_not_depend_on_pruning() -> None:
+    def f(x: Any) -> Any:
+        mg.rand(3)
+        return x + mg.rand(5) + mg.rand(5)
+
+    x = mg.zeros(5)
+    mg.manual_seed(1)
+    want = [f(x).tolist() for _ in range(3)]
+    g = mg.compile(f)
+    mg.manual_seed(1)
+    assert [g(x).tolist() for _ in range(3)] == want
+
+
+def test_verifier_finds_a_moved_read() -> None:
+    def f(x: Any) -> Any:
+        y = x + 1
+        z = y.sum()
+        y.mul_(2)
+        return y + z
+
+    g = mg.compile(f, rewrite="off")
+    graph = g.graph(mg.tensor(A))
+    verify.verify(graph)
+    order = [n.op.name for n in graph.nodes]
+    i, j = order.index("sum"), order.index("mul")
+    graph.nodes[i], graph.nodes[j] = graph.nodes[j], graph.nodes[i]
+    with pytest.raises(verify.InvalidGraph, match="its cell holds"):
+        verify.verify(graph)
+
+
+def test_plan_reuses_buffers_but_never_within_a_step() -> None:
+    s = setup()
+    step = mg.compile(s.step)
+    x, y = batch()
+    found = step.plan(x, y)
+    assert found.nbytes < found.demanded
+    steps = lower(step.graph(x, y).nodes, mg.gpu.current().profile)
+    for one in steps:
+        places = [found.place[c] for c in {c for c in one.cells if c in found.place}]
+        assert len(places) == len(set(places))
+    loose = plan.plan(step.graph(x, y), steps, reuse=False)
+    assert loose.nbytes == loose.demanded == found.demanded
+    assert "adam_update" in str(found)
+
+
+def test_sessions_share_transient_buffers() -> None:
+    s = setup()
+    step = mg.compile(s.step)
+    one = step.session(*batch(0, 16))
+    two = step.session(*batch(0, 12))
+    assert {id(b) for b in two.blocks} & {id(b) for b in one.blocks}
+
+
+def test_inspection_reads_well() -> None:
+    s = setup()
+    step = mg.compile(s.step)
+    x, y = batch()
+    text = str(step.graph(x, y))
+    assert "training.py" in text
+    assert "cross_entropy" in text
+    assert "host[" in text
+    assert step.sessions == 1
+    assert "dispatches" in str(step.session(x, y))
+    assert "1 sessions, 1 traces" in repr(step)
+    assert step.session(x, y).runs == 0
+
+
+def test_lowering_needs_no_device() -> None:
+    """A graph lowers for any profile."""
+    graph = mg.compile(setup().step).graph(*batch())
+    for profile in (Profile(), Profile(family="cpu", subgroup_size=8, max_storage_buffers=16)):
+        assert len(lower(graph.nodes, profile)) == len(graph.nodes)

@@ -1,0 +1,169 @@
+"""A whole training step, compiled: equal to eager, nothing made anew at the second call, outputs that stay the caller's."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meganeura as mg
+from meganeura import dispatch, gpu, optim
+from meganeura.reference import Reference
+from tests.compile.training import batch, counts, setup, weights
+
+OPTIMIZERS = {
+    "sgd": lambda ps: optim.SGD(ps, lr=0.1),
+    "momentum": lambda ps: optim.SGD(ps, lr=0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda ps: optim.AdamW(ps, lr=1e-2),
+    "laprop": lambda ps: optim.LaProp(ps, lr=1e-2),
+}
+
+
+def _run(step: Any, steps: int) -> list[float]:
+    return [float(step(*batch(i))) for i in range(steps)]
+
+
+def _precise(make: Any, steps: int) -> tuple[list[float], list[Any]]:
+    """Losses and weights in float64."""
+    s = setup(make)
+    reference = Reference(precise=True)
+    with dispatch.use(reference):
+        losses = [float(reference.read(s.step(*batch(i)).detach())) for i in range(steps)]
+        return losses, [reference.read(p.detach()) for p in s.model.parameters()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_eager(name: str) -> None:
+    """Within twice eager's own error against float64, over five steps."""
+    make = OPTIMIZERS[name]
+    truth, true_weights = _precise(make, 5)
+    eager = setup(make)
+    compiled = setup(make)
+    a, b = _run(eager.step, 5), _run(mg.compile(compiled.step, debug=True), 5)
+    assert np.abs(np.subtract(b, truth)).max() <= 2 * np.abs(np.subtract(a, truth)).max() + 1e-7
+    for w, e, t in zip(weights(compiled.model), weights(eager.model), true_weights, strict=True):
+        assert np.abs(w - t).max() <= 2 * np.abs(e - t).max() + 1e-6
+
+
+@pytest.mark.parametrize("rewrite", ["off", "greedy"])
+@pytest.mark.parametrize("zero_first", [False, True])
+def test_dropout_and_clipping_as_eager(rewrite: str, zero_first: bool) -> None:
+    """Compiled and eager draw the same bits, step after step, and clip by the same norm."""
+    eager, compiled = setup(dropout=0.3, clip=0.5, zero_first=zero_first), setup(dropout=0.3, clip=0.5, zero_first=zero_first)
+    mg.manual_seed(5)
+    a = _run(eager.step, 6)
+    mg.manual_seed(5)
+    b = _run(mg.compile(compiled.step, rewrite=rewrite, debug=True), 6)
+    np.testing.assert_allclose(b, a, rtol=2e-6)
+
+
+@pytest.mark.parametrize("zero_first", [False, True])
+def test_second_call_makes_nothing(zero_first: bool) -> None:
+    """No retrace, no pipeline, no buffer, no bind group, when outputs are dropped."""
+    step = mg.compile(setup(dropout=0.1, zero_first=zero_first).step)
+    x, y = batch()
+    step(x, y)
+    before = counts()
+    for _ in range(3):
+        step(x, y)
+    assert counts() == before
+    assert (step.traces, step.retraces, step.sessions) == (1, 0, 1)
+
+
+def test_inputs_that_take_turns_make_nothing() -> None:
+    """Fresh batches reuse the pool's buffers, and buffers that take turns reuse their bind groups."""
+    step = mg.compile(setup().step)
+    for i in range(6):
+        step(*batch(i))
+    before = counts()
+    for i in range(12):
+        step(*batch(i))
+    assert counts() == before
+
+
+def test_losses_that_are_kept_stay() -> None:
+    step = mg.compile(setup().step)
+    eager = setup().step
+    x, y = batch()
+    losses = [step(x, y) for _ in range(6)]
+    values = [float(v) for v in losses]
+    np.testing.assert_allclose(values, [float(eager(x, y)) for _ in range(6)], rtol=1e-5)
+    assert len(set(values)) == 6
+
+
+def test_scheduler_changes_lr_without_a_retrace() -> None:
+    eager, compiled = setup(), setup()
+    step = mg.compile(compiled.step)
+    schedules = [optim.lr_scheduler.StepLR(s.opt, step_size=1, gamma=0.5) for s in (eager, compiled)]
+    x, y = batch()
+    for _ in range(5):
+        assert float(step(x, y)) == pytest.approx(float(eager.step(x, y)), rel=1e-5)
+        for schedule in schedules:
+            schedule.step()
+    assert step.traces == 1
+
+
+def test_tail_batch_costs_one_session() -> None:
+    step = mg.compile(setup().step)
+    for _ in range(2):
+        for rows in (16, 16, 7):
+            step(*batch(rows, rows))
+    assert step.sessions == step.traces == 2
+    before = counts()
+    for rows in (16, 16, 7):
+        step(*batch(rows, rows))
+    assert counts()[0] == before[0]
+    assert step.traces == 2
+
+
+def test_a_thousand_steps_are_flat() -> None:
+    """Neither the pool nor the process grows."""
+    step = mg.compile(setup(dropout=0.1).step)
+    device = gpu.current()
+    x, y = batch()
+
+    def run(n: int) -> tuple[int, int, int]:
+        for _ in range(n):
+            loss = step(x, y)
+        float(loss)
+        gc.collect()
+        device.synchronize()
+        memory = device.memory()
+        return memory.live + memory.pooled, memory.bind_groups, len(gc.get_objects())
+
+    run(100)
+    bytes_before, groups_before, objects_before = run(100)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bytes_after, groups_after, objects_after = run(1000)
+    assert bytes_after == bytes_before
+    assert groups_after == groups_before
+    assert objects_after <= objects_before + 50
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= peak + 4096  # KiB
+
+
+def test_gradients_left_in_grad_are_the_callers() -> None:
+    """A step that leaves .grad behind: equal to eager, fresh if the caller kept the last one, in place when accumulating."""
+    eager, compiled = setup(), setup()
+
+    def gradients(s: Any) -> Any:
+        def run(x: Any) -> Any:
+            s.model(x).sum().backward()
+
+        return run
+
+    x, _ = batch()
+    a, b = gradients(eager), mg.compile(gradients(compiled), debug=True)
+    a(x), b(x)
+    kept = next(iter(compiled.model.parameters())).grad
+    first = kept.numpy()
+    for s in (eager, compiled):
+        s.opt.zero_grad()
+    b(x), a(x)
+    np.testing.assert_array_equal(kept.numpy(), first)
+    a(x), b(x), a(x), b(x)  # accumulates from now on
+    assert b.traces == 2
+    for p, q in zip(eager.model.parameters(), compiled.model.parameters(), strict=True):
+        np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=1e-5, atol=1e-6)
