@@ -143,8 +143,8 @@ class Session:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
         with self.device.lock:
             for storage in inputs:
-                if storage.error is not None:
-                    raise storage.error
+                if storage.error is not None or storage.buffer.error is not None:
+                    raise storage.error or storage.buffer.error
             now = [s.buffer for s in inputs]
             if self.frozen is None:
                 self._freeze(now)

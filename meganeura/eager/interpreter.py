@@ -10,10 +10,10 @@ import numpy as np
 
 from .. import dispatch, gpu, kernels
 from ..dispatch import HostScalar, Interpreter
-from ..dtype import DType, promote
+from ..dtype import DType
 from ..errors import DeviceError, DTypeError, MeganeuraError, ShapeError, TraceError
 from ..kernels.call import make_call
-from ..ops.infer import freeze, infer, named
+from ..ops.infer import check_inplace, freeze, infer, named
 from ..ops.table import ATTR, LIST, OPERAND, SCALAR, Op
 from ..provenance import site
 from ..reference import rounded
@@ -154,7 +154,7 @@ class Eager(Interpreter):
         if out is None:
             return [Layout(s.dtype, s.shape) for s in specs]
         (spec,) = specs
-        check_inplace(spec.dtype, spec.shape, out)
+        check_inplace(spec, out.layout)
         return [out.layout]
 
     def _operand_aliases(self, op: Op, values: Sequence[Any], tensors: list[Tensor], out: Tensor | None) -> tuple[int, ...]:
@@ -188,8 +188,8 @@ class Eager(Interpreter):
             if storage.buffer is None:
                 raise TraceError(f"{storage.world.describe(tensor)} outlived the trace that made it; return it from the compiled function\n  at {site()}")
             return storage.world.read(tensor)
-        if storage.error is not None:
-            raise storage.error
+        if storage.error is not None or storage.buffer.error is not None:
+            raise storage.error or storage.buffer.error
         low, high = layout.span()
         count = high - low + 1
         if count > 4 * layout.numel + 1024:
@@ -200,6 +200,8 @@ class Eager(Interpreter):
         first = low * size // 4 * 4
         last = -(-(high + 1) * size // 4) * 4
         raw = self.device.read(storage.buffer, first, last - first)
+        if storage.buffer.error is not None:  # found while this read was submitted, after another op's error
+            raise storage.buffer.error
         flat = np.frombuffer(raw, _STORED[layout.dtype.storage])[low - first // size :]
         strided = np.lib.stride_tricks.as_strided(flat[layout.offset - low :], layout.shape, tuple(s * size for s in layout.strides))
         return strided.astype(layout.dtype.numpy)
@@ -229,17 +231,6 @@ def device_bytes(a: Any, dtype: DType) -> bytes:
     stored = rounded(a, dtype) if dtype.name == "bfloat16" else a.astype(dtype.numpy)
     raw = np.ascontiguousarray(stored, _STORED[dtype.storage]).tobytes()
     return raw + b"\0" * (-len(raw) % 4)
-
-
-def check_inplace(dtype: DType, shape: Any, out: Tensor) -> None:
-    """An in-place result must have out's shape and a dtype that out's can hold, as in PyTorch."""
-    if tuple(shape) != out.shape:
-        raise ShapeError(f"the result of shape {list(shape)} does not fit the tensor of shape {list(out.shape)} it is written to")
-    order = "buif"
-    kinds = {"b": 0, "u": 1, "i": 1, "f": 2}
-    if kinds[dtype.kind] > kinds[out.dtype.kind] and promote(dtype, out.dtype) is not out.dtype:
-        raise DTypeError(f"a {dtype.name} result cannot be written to a {out.dtype.name} tensor in place")
-    assert dtype.kind in order
 
 
 def _alias(operands: Sequence[Any]) -> tuple[int, ...]:

@@ -128,7 +128,11 @@ class Device:
         with self.lock:
             if self.graveyard:
                 self.drain()
-            return self.pool.take(nbytes, self.recorder.epoch, idle)
+            recorder = self.recorder
+            buffer = self.pool.take(nbytes, recorder.epoch, idle)
+            if not idle:
+                recorder.issued.append((len(recorder.records), buffer))
+            return buffer
 
     def free(self, buffer: Buffer) -> None:
         """Give a buffer back. It may be handed out at once: later dispatches run behind the ones that used it."""

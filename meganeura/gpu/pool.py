@@ -16,14 +16,16 @@ MIN_CLASS = 256
 class Buffer:
     """Device memory of `size` bytes (its class). `uid` never repeats; `epoch` is the submit that last uses it.
 
-    `groups` are the cached bind groups that name it; they are dropped before it is destroyed.
+    `groups` are the cached bind groups that name it; they are dropped before it is destroyed. `error`: what kept it from
+    being written, until it is handed out again.
     """
 
-    __slots__ = ("device", "epoch", "groups", "handle", "idle", "shared", "size", "uid")
+    __slots__ = ("device", "epoch", "error", "groups", "handle", "idle", "shared", "size", "uid")
 
     def __init__(self, device: Any, handle: Any, size: int, uid: int) -> None:
         self.device, self.handle, self.size, self.uid = device, handle, size, uid
         self.epoch = -1
+        self.error: Exception | None = None
         self.idle = False  # in the pool
         self.shared: Any = None  # the owner's GPUBuffer when the memory is not ours
         self.groups: set[Any] = set()
@@ -82,6 +84,7 @@ class Pool:
         else:
             self.pooled -= size
             buffer.idle = False
+            buffer.error = None
         self.live += size
         self.peak = max(self.peak, self.live + self.pooled)
         return buffer

@@ -24,6 +24,7 @@ SLOTS = 256  # of SCALAR_BLOCK bytes: one 64 KiB uniform buffer
 MAX_GROUPS = 16384  # cached bind groups of one device
 TOKEN_EVERY = 16  # submits between two completion tokens
 MAX_TOKENS = 4  # tokens not done before the host waits: it runs at most 80 submits ahead
+MAX_ISSUED = 1024  # buffers handed out since the last submit that are remembered
 MAX_UPLOAD = 64 << 20  # bytes of queued uploads before they are pushed with an empty submit
 
 # A record: (pipeline, bind group, dynamic offset pointer or None, x, y, z, step, buffers, site, op name)
@@ -90,6 +91,7 @@ class Recorder:
         self.dead: list[Any] = []  # bind group handles to release after the next submit
         self.error: Exception | None = None  # of a record-triggered flush, raised at the next synchronising call
         self.on_failure: list[Callable[[list[Buffer], Exception], None]] = []  # called with the buffers left unwritten
+        self.issued: deque[tuple[int, Buffer]] = deque(maxlen=MAX_ISSUED)  # buffers handed out before record number i
         self.timer: Any = None
         self._make_ring()
 
@@ -251,7 +253,9 @@ class Recorder:
             if self.device.is_lost(error):
                 self.records, self.slot = [], 0
                 raise self.device.translate(error, "submitting", None) from error
+            noted = len(self.records)
             self.records, failure = self._sort_out(self.records, error)
+            self._keep_unrecorded(noted, len(self.records))
             return self.encode(self.records, copies), failure
 
     def encode(self, records: Sequence[Record], copies: Sequence[Copy] = (), ring: Any = None) -> Any:
@@ -290,6 +294,7 @@ class Recorder:
         if self.slot:
             self.native.write(device.queue, self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
             self.slot = 0
+        self._keep_unrecorded(len(self.records))
         self.records = []
         try:
             self.native.submit(device.queue, commands)
@@ -305,6 +310,14 @@ class Recorder:
             self.dead.clear()
         if self.epoch % TOKEN_EVERY == 0:
             self._throttle()
+
+    def _keep_unrecorded(self, noted: int, left: int = 0) -> None:
+        """Of the buffers handed out since the last submit remember those that none of the `noted` records came after."""
+        issued = self.issued
+        while issued and issued[0][0] < noted:
+            issued.popleft()
+        for i, (_, buffer) in enumerate(issued):
+            issued[i] = (left, buffer)
 
     def push_uploads(self) -> None:
         """Hand queued uploads to the device with an empty submit."""
@@ -327,28 +340,61 @@ class Recorder:
 
     def _sort_out(self, records: list[Record], error: Exception) -> tuple[list[Record], Exception]:
         """Find the records that do not encode. Returns the good ones and the error of the first bad one."""
-        good, first = [], None
-        for r in records:
+        failures: dict[int, Exception] = {}
+        for i, r in enumerate(records):
             try:
                 self.native.release_commands(self.encode([r]))
-                good.append(r)
             except self.native.errors as e:
-                failure = self.device.translate(e, f"{r[9] or r[6].label} (kernel {r[6].label}) could not be recorded", r[8])
-                first = first or failure
-                self._report(r, failure)
-        if first is None:  # each encodes alone, all together do not: nothing can be said to be good
-            first, good = self.device.translate(error, f"{len(records)} dispatches could not be recorded together", records[0][8]), []
-            for r in records:
-                self._report(r, first)
-        return good, first
+                failures[i] = self.device.translate(e, f"{r[9] or r[6].label} (kernel {r[6].label}) could not be recorded", r[8])
+        if not failures:  # each encodes alone, all together do not: nothing can be said to be good
+            whole = self.device.translate(error, f"{len(records)} dispatches could not be recorded together", records[0][8])
+            failures = dict.fromkeys(range(len(records)), whole)
+        return self._without(records, failures), next(iter(failures.values()))
 
-    def _report(self, record: Record, error: Exception) -> None:
-        for hook in self.on_failure:
-            hook([record[7][i] for i in record[6].writes], error)
+    def _without(self, records: list[Record], failures: dict[int, Exception]) -> list[Record]:
+        """The records that neither failed nor read what a failed one was to write.
+
+        What is dropped leaves memory as it was: an in-place target keeps its value, a new buffer holds nothing, is
+        marked with the error and reported to `on_failure`. All launches of one call (one site) share its fate.
+        """
+        calls = {id(records[i][8]): e for i, e in failures.items() if records[i][8] is not None}
+        good: list[Record] = []
+        fresh: set[Buffer] = set()
+        lost: dict[Buffer, Exception] = {}
+        issued = deque(self.issued)
+        for i, r in enumerate(records):
+            while issued and issued[0][0] <= i:
+                buffer = issued.popleft()[1]
+                fresh.add(buffer)
+                lost.pop(buffer, None)
+            step, buffers = r[6], r[7]
+            read = (lost[b] for b, a in zip(buffers, step.launch.kernel.access, strict=True) if a == "read" and b in lost)
+            error = failures.get(i) or calls.get(id(r[8])) or next(read, None)
+            written = [buffers[k] for k in step.writes]
+            if error is None:
+                good.append(r)
+                fresh.difference_update(written)
+            else:
+                lost.update((b, error) for b in written if b in fresh)
+        self._report(lost)
+        return good
+
+    def _report(self, lost: dict[Buffer, Exception]) -> None:
+        """Mark buffers that hold nothing; what is bound anew meets the mark."""
+        for buffer, error in lost.items():
+            buffer.error = error
+            for group in [g for g in buffer.groups if g.owner is None]:
+                self.drop(group)
+            for hook in self.on_failure:
+                hook([buffer], error)
 
 
 def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str, site: Any) -> None:
-    """Raise DeviceError for buffers that a step cannot bind: missing, destroyed, foreign, too large, too small, aliased."""
+    """Raise DeviceError for buffers that a step cannot bind: missing, destroyed, foreign, never written, too small, aliased.
+
+    A buffer larger than one binding is no error: it is bound from its start, and `kernels.lower` sees to it that a
+    launch without ranges reaches no further.
+    """
     what = f"{op_name or step.label} (kernel {step.label})"
     for i, b in enumerate(buffers):
         operand = step.launch.bindings[i]
@@ -358,10 +404,9 @@ def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str,
             raise DeviceError(f"{what}: operand {operand} is a destroyed buffer{at(site)}")
         if b.device is not device:
             raise DeviceError(f"{what}: operand {operand} lives on another device{at(site)}")
-        if step.ranges is None:
-            if b.size > device.max_binding:
-                raise DeviceError(f"{what} binds {b.size} bytes; this device binds at most {device.max_binding}{at(site)}")
-        elif sum(step.ranges[i]) > b.size:
+        if b.error is not None:
+            raise b.error
+        if step.ranges is not None and sum(step.ranges[i]) > b.size:
             raise DeviceError(f"{what}: range {step.ranges[i]} ends after the buffer's {b.size} bytes{at(site)}")
     for i in step.writes:
         if any(b is buffers[i] for j, b in enumerate(buffers) if j != i):

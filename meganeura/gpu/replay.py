@@ -214,6 +214,7 @@ class Frozen:
                 self._submit(finished)
             else:
                 self._stream()
+            device.recorder.issued.clear()  # new buffers of this list are written now
             if self.uses_status:
                 device.status.pending = True
             if self.ahead and device.recorder.timer is None:
@@ -229,12 +230,22 @@ class Frozen:
         if not recorder.records:
             return []
         commands, failure = recorder.finished()
-        recorder.error = recorder.error or failure
+        if failure is not None:
+            recorder.error = recorder.error or failure
+            lost = next((b.error for b in self.using if b.error is not None), None)
+            if lost is not None:  # what this list reads was never written
+                recorder.submit([commands])
+                raise lost
         return [commands]
 
     def _submit(self, finished: list[Any]) -> None:
         recorder = self.device.recorder
-        first = self._before()
+        try:
+            first = self._before()
+        except BaseException:
+            for commands in finished:
+                self.device.native.release_commands(commands)
+            raise
         for commands in finished:
             recorder.submit([*first, commands])
             first = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dtype import DType, bool_, float32, int64, result_type, scalar_dtype
+from ..dtype import DType, bool_, float32, int64, promote, result_type, scalar_dtype
 from ..errors import DTypeError, ShapeError
 from ..shape import Shape, broadcast_shapes, normalize_dims
 from ..storage import Layout
@@ -142,3 +142,14 @@ def _matmul(ins: Sequence[Any], attrs: dict[str, Any]) -> Inferred:
         raise DTypeError(f"expected two matrices of one dtype, got {a.dtype.name}{list(a.shape)} and {b.dtype.name}{list(b.shape)}")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return Inferred((Spec(a.dtype, (*batch, a.shape[-2], b.shape[-1])),), (a.dtype, b.dtype), attrs)
+
+
+def check_inplace(spec: Spec, out: Layout) -> None:
+    """An in-place result must have out's shape and a dtype that out's can hold, as in PyTorch."""
+    if spec.shape != out.shape:
+        raise ShapeError(f"the result of shape {list(spec.shape)} does not fit the tensor of shape {list(out.shape)} it is written to")
+    if _CATEGORY[spec.dtype.kind] > _CATEGORY[out.dtype.kind] and promote(spec.dtype, out.dtype) is not out.dtype:
+        raise DTypeError(f"a {spec.dtype.name} result cannot be written to a {out.dtype.name} tensor in place")
+
+
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2}

@@ -194,14 +194,13 @@ def test_buffers_are_checked_when_bound(device: gpu.Device) -> None:
     ranged = device.prepare(Lowered((Launch(COPY, (0, 1), (1, 1, 1), ranges=((256, 256), (0, 256))),)))
     with pytest.raises(DeviceError, match="ends after the buffer"):
         device.record(ranged, (x, y), (), None, "copy")
-    big = device.alloc(device.max_binding + 16)
-    with pytest.raises(DeviceError, match=f"binds at most {device.max_binding}"):
-        device.record(p, (big, y), (), None, "copy")
-    device.free(big)
 
 
 def test_parts_of_a_large_buffer_can_be_bound(device: gpu.Device) -> None:
     big, y = device.alloc(device.max_binding + 4096), device.alloc(256)
+    device.write(big, 0, np.full(64, 2, np.float32))
+    device.record(device.prepare(copy(64)), (big, y), (), None, "copy")  # without ranges: from the start, as far as a binding goes
+    assert floats(device, y, 1)[0] == 2
     device.write(big, device.max_binding, np.full(64, 3, np.float32))
     p = device.prepare(Lowered((Launch(COPY, (0, 1), (1, 1, 1), ranges=((device.max_binding - device.max_binding % 256, 256), (0, 256))),)))
     device.record(p, (big, y), (), None, "copy")

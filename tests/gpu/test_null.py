@@ -22,9 +22,7 @@ def test_runs_nothing_and_logs_everything() -> None:
 
 def test_checks_what_a_device_checks() -> None:
     device = NullDevice(Profile(max_binding=1024))
-    x, y = device.alloc(256), device.alloc(2048)
-    with pytest.raises(DeviceError, match="binds at most 1024"):
-        device.record(device.prepare(copy(64)), (x, y), (), None, "copy")
+    x = device.alloc(256)
     with pytest.raises(DeviceError, match="writes a buffer"):
         device.record(device.prepare(copy(64)), (x, x), (), None, "copy")
     with pytest.raises(DeviceError, match="grid"):
