@@ -2,7 +2,7 @@
 
 python benchmarks/dispatch.py [--backend wgpu|dawn] [--json FILE]
 Host microseconds without waiting for the device, best of three rounds. The bare loop records, finishes and submits the
-same number of dispatches through the backend's C functions and nothing else.
+same number of dispatches in the same number of submissions through the backend's C functions and nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import beside
 
 import meganeura as mg
 from meganeura import bench
+from meganeura.gpu.replay import CHUNK
 
 CHAIN = 300
 _SHADER = """
@@ -23,8 +24,8 @@ _SHADER = """
 """
 
 
-def bare_loop(count: int) -> Callable[[], None]:
-    """Records and submits `count` dispatches that depend on each other, with nothing around the C functions."""
+def bare_loop(count: int, chunk: int) -> Callable[[], None]:
+    """Records and submits `count` dispatches that depend on each other, `chunk` a submission, with nothing around the C functions."""
     device = mg.device()
     n, api = device.native, device.wgpu
     module = api.create_shader_module(code=_SHADER)
@@ -34,12 +35,12 @@ def bare_loop(count: int) -> Callable[[], None]:
     group = api.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
     keep = (pipeline, group, buffer)
 
-    def run() -> None:
+    def submission(dispatches: int) -> None:
         null, dispatch, bind, p, g = n.NULL, n.dispatch, n.set_bind_group, keep[0]._internal, keep[1]._internal
         encoder = n.create_encoder(device.handle, null)
         work = n.begin_pass(encoder, null)
         n.set_pipeline(work, p)
-        for _ in range(count):
+        for _ in range(dispatches):
             bind(work, 0, g, 0, null)
             dispatch(work, 16, 1, 1)
         n.end_pass(work)
@@ -47,6 +48,10 @@ def bare_loop(count: int) -> Callable[[], None]:
         commands = n.finish(encoder)
         n.release_encoder(encoder)
         n.submit(device.queue, [commands])
+
+    def run() -> None:
+        for start in range(0, count, chunk):
+            submission(min(chunk, count - start))
 
     return run
 
@@ -93,8 +98,11 @@ def main() -> None:
     args = beside.start(__doc__ or "")
     bench.warm()
     rows = eager_rows(beside.cuda())
-    ours, bare = each(chain(), mg.synchronize) / CHAIN, each(bare_loop(CHAIN), mg.synchronize) / CHAIN
-    rows.append({"case": f"replay of {CHAIN} dispatches, each", "host us": ours, "bare us": bare, "ours / bare": ours / bare})
+    ours = each(chain(), mg.synchronize) / CHAIN
+    for chunk in (CHUNK[mg.device().family], CHAIN):
+        bare = each(bare_loop(CHAIN, chunk), mg.synchronize) / CHAIN
+        case = f"replay of {CHAIN} dispatches, each; bare loop in {-(-CHAIN // chunk)} submissions"
+        rows.append({"case": case, "host us": ours, "bare us": bare, "ours / bare": ours / bare})
     beside.finish(rows, args)
 
 

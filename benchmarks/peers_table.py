@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -46,7 +47,9 @@ def problems(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
 if __name__ == "__main__":
     found = load(Path(sys.argv[1]))
     devices = sorted({line["device"] for line in found.values() if line.get("device")})
-    print(f"Devices: {'; '.join(devices)}. Host: {platform.machine()}, {platform.system()}. Ratios are to ours, compiled; larger is slower.\n")
+    threads = f"LP_NUM_THREADS={os.environ.get('LP_NUM_THREADS', '(unset)')}"
+    print(f"Devices: {'; '.join(devices)}. Host: {platform.machine()}, {platform.system()}, {threads}.")
+    print("Ratios are to ours, compiled where that ran; larger is slower.\n")
     print(table(found))
     for problem in problems(found):
         print(f"\n{problem}")

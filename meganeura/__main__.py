@@ -79,7 +79,7 @@ def op_rows() -> list[tuple[str, str, str, str, str, str]]:
             kind = type(row.archetype).__name__
             rows.append((name, kind, ", ".join(row.inputs), _gradient(row), _dtype_rule(row), row.doc.split("\n")[0]))
     for name, fn in COMPOSITES.items():
-        if name in REGISTRY:  # more arguments for the row above
+        if name in REGISTRY and REGISTRY[name].public:  # more arguments for the row above
             continue
         doc = inspect.cleandoc(fn.__doc__ or "").split("\n")[0]
         rows.append((name, "composite", ", ".join(inspect.signature(fn).parameters), "by its ops", "by its ops", doc))

@@ -297,6 +297,8 @@ class CopySlices(Node):
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
         grad = grads[0]
         assert grad is not None
+        if not grad.layout.contiguous or grad.layout.offset:
+            grad = grad.clone()  # the view's strides are those of a dense base; an expanded gradient has fewer elements
         view = self.view
         inner = list(self.inner.backward([grad.as_strided(view.shape, view.strides, view.offset).clone()], create_graph))
         flowing: Tensor | None = None
@@ -382,7 +384,9 @@ def grad(
     for i, t in enumerate(ins):
         g = found.get(t)
         if g is None and not allow_unused:
-            raise GradientError(f"input {i} ({t.layout}) was not used to compute the outputs; pass allow_unused=True to get None\n  at {site()}")
+            raise GradientError(
+                f"input {i} ({t.layout}) was not used to compute the outputs; pass allow_unused=True to get None\n  at {site()}"
+            )
         result.append(g)
     return tuple(result)
 

@@ -17,6 +17,20 @@ from .reference import Reference
 from .tensor import Tensor, upload
 
 
+def value_and_grad(fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A function that returns (fn(*args), the gradient of that scalar for the first argument). The argument itself is left alone."""
+
+    def call(first: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        leaf = first.detach().requires_grad_()
+        with dispatch.enable_grad():
+            out = fn(leaf, *args, **kwargs)
+        (g,) = grad(out, leaf)
+        assert g is not None
+        return out.detach(), g
+
+    return call
+
+
 def gradcheck(fn: Callable[..., Any], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3, seed: int = 0) -> bool:
     """Compare fn's gradients for its floating point inputs (arrays or tensors) with central differences.
 

@@ -51,6 +51,19 @@ def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_second
     return best * 1e3
 
 
+def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:
+    """GPU milliseconds a call by timestamps around one submission of many calls: best of three rounds. Device clocks stay warm between."""
+    from .gpu import timing
+
+    def many() -> None:
+        for _ in range(calls):
+            start()
+
+    many()
+    mg.synchronize()
+    return min(timing.measure(mg.device(), many) for _ in range(ROUNDS)) / calls * 1e-6
+
+
 def host_us(call: Callable[[], Any], wait: Callable[[], Any], calls: int = 1000) -> float:
     """Microseconds the host spends in a warm call, without waiting for the device: best of three rounds."""
     for _ in range(100):
@@ -118,7 +131,7 @@ def training_case(compiled: bool, batch: int = 128) -> Case:
 
     def step() -> mg.Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss: mg.Tensor = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         return loss

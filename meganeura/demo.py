@@ -19,7 +19,7 @@ from meganeura import nn, optim
 
 Array = np.ndarray[Any, Any]
 _REPORT = 17  # steps between two readings of the loss; the steps between them only queue work
-_GOAL = 0.96
+_GOAL, _EPOCHS = 0.96, 12  # what the default number of epochs reaches
 
 
 @dataclass
@@ -48,7 +48,8 @@ def moved(images: Array, rng: np.random.Generator) -> Array:
     down, right = rng.integers(0, 3, (2, len(images), 1, 1))
     rows = down + np.arange(28)[None, :, None]
     columns = right + np.arange(28)[None, None, :]
-    return wide[np.arange(len(images))[:, None, None], rows, columns]
+    picked: Array = wide[np.arange(len(images))[:, None, None], rows, columns]
+    return picked
 
 
 def batches(images: Array, labels: Array, epochs: int, size: int, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -71,7 +72,7 @@ def train(data: Any, epochs: int, size: int, compiled: bool) -> Training:
 
     def step(x: mg.Tensor, y: mg.Tensor) -> mg.Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss: mg.Tensor = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         return loss
@@ -141,8 +142,8 @@ def _draw_misread(path: Path, run: Training, images: Array, labels: Array) -> Pa
     return path
 
 
-def run(epochs: int = 12, batch: int = 100, folder: str | Path = "demo") -> int:
-    """Train both ways, print what came of it; status 1 if either reads fewer than 96 % of the test digits."""
+def run(epochs: int = _EPOCHS, batch: int = 100, folder: str | Path = "demo") -> int:
+    """Train both ways, print what came of it; status 1 if either, fully trained, reads fewer than 96 % of the test digits."""
     (images, labels), (test_images, test_labels) = mg.data.load_mnist()
     data = images[:, 0], labels, test_images[:, 0], test_labels
     print(f"device: {mg.device()}")
@@ -155,7 +156,7 @@ def run(epochs: int = 12, batch: int = 100, folder: str | Path = "demo") -> int:
     print(f"largest difference between the two loss curves: {np.abs(np.subtract(eager.losses, compiled.losses)).max():.1e}")
     pictures = draw(Path(folder), eager, compiled, data[2], data[3])
     print("pictures: " + ", ".join(map(str, pictures)) if pictures else "no pictures: pip install matplotlib")
-    if min(eager.accuracy, compiled.accuracy) < _GOAL:
-        print(f"below the {_GOAL:.0%} expected of the default epochs and batch")
+    if epochs >= _EPOCHS and min(eager.accuracy, compiled.accuracy) < _GOAL:
+        print(f"that is below the expected {_GOAL:.0%}")
         return 1
     return 0

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import MeganeuraError, TraceError
 from .provenance import Site, site
@@ -59,9 +59,10 @@ class _State(threading.local):
 
 
 class _Hooks:
-    """Filled in by upper layers: the Tensor class, the tape, the view rule and the default interpreter."""
+    """Filled in by upper layers: the Tensor class, tensors from data, the tape, the view rule and the default interpreter."""
 
     tensor: Any = None
+    make: Callable[[Any], Tensor]
     record: Callable[..., Any]
     record_inplace: Callable[..., Any]
     view: Callable[..., Any]
@@ -183,7 +184,9 @@ class HostScalar:
     def __init__(self, source: Callable[[], Sequence[float | int]], index: int) -> None:
         self.source, self.index = source, index
 
-    def __float__(self) -> float:
+    def _refuse(self, *_: object) -> NoReturn:
         raise TraceError(f"a value computed by the host at every call was used as a Python number while tracing\n  at {site()}")
 
-    __int__ = __bool__ = __float__  # type: ignore[assignment]
+    __float__ = __int__ = __index__ = __bool__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse

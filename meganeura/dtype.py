@@ -53,7 +53,14 @@ bfloat16 = DType("bfloat16", "f", 16, "f32", np.float32, 8)
 float32 = DType("float32", "f", 32, "f32", np.float32, 9)
 
 ALL = (bool_, uint8, int8, int32, uint32, int64, float16, bfloat16, float32)
-_BY_NAME = {d.name: d for d in ALL} | {"float": float32, "half": float16, "long": int64, "int": int32, "float64": float32, "double": float32}
+_BY_NAME = {d.name: d for d in ALL} | {
+    "float": float32,
+    "half": float16,
+    "long": int64,
+    "int": int32,
+    "float64": float32,
+    "double": float32,
+}
 _BY_NUMPY = {d.numpy: d for d in ALL if d is not bfloat16} | {
     np.dtype(np.float64): float32, np.dtype(np.int16): int32, np.dtype(np.uint16): int32, np.dtype(np.uint64): int64,
 }  # fmt: skip

@@ -41,12 +41,12 @@ class Site:
         return f"{self.file}:{self.line}" + (f": {text}" if text else "")
 
 
-def is_inside(code: CodeType) -> bool:
-    """Whether a code object belongs to this package."""
+def is_inside(code: CodeType, module: str) -> bool:
+    """Whether a code object, run in a module of this name, belongs to this package. Generated code has no file."""
     inside = _INSIDE.get(code)
     if inside is None:
         name = code.co_filename
-        inside = _INSIDE[code] = name.startswith(_ROOT) or name.startswith("<string>")
+        inside = _INSIDE[code] = name.startswith(_ROOT) or (name == "<string>" and module.partition(".")[0] == __package__)
     return inside
 
 
@@ -58,7 +58,7 @@ def site() -> Site:
         code = frame.f_code
         known = inside.get(code)
         if known is None:
-            known = is_inside(code)
+            known = is_inside(code, frame.f_globals.get("__name__") or "")
         if not known:
             return Site(code, frame.f_lasti)
         frame = frame.f_back

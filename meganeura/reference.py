@@ -103,7 +103,7 @@ class Reference(Interpreter):
         out: dict[str, Any] = {}
         at = 0
         for p, v in zip(op.params, values, strict=True):
-            if p.kind == SCALAR or p.kind == ATTR:
+            if p.kind in (SCALAR, ATTR):
                 out[p.name] = freeze(v)
             elif p.kind == LIST:
                 out[p.name] = [self._argument(t, d) for t, d in zip(v, inferred.compute[at : at + len(v)], strict=True)]
@@ -111,7 +111,9 @@ class Reference(Interpreter):
             elif v is None:
                 out[p.name] = None
             else:
-                out[p.name] = self._number(v, inferred.compute[at]) if not isinstance(v, Tensor) else self._argument(v, inferred.compute[at])
+                out[p.name] = (
+                    self._number(v, inferred.compute[at]) if not isinstance(v, Tensor) else self._argument(v, inferred.compute[at])
+                )
                 at += 1
         return out
 

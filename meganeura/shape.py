@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from .errors import ShapeError
@@ -40,18 +41,29 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def normalize_dim(dim: int, rank: int, what: str = "dim") -> int:
-    """A dimension counted from the front. Raises ShapeError outside [-rank, rank-1]."""
+    """A dimension counted from the front. Raises ShapeError outside [-rank, rank-1] and for what is no int."""
+    if not isinstance(dim, int):
+        dim = _index(dim, what)
     low, high = (-rank, rank - 1) if rank else (-1, 0)
     if not low <= dim <= high:
         raise ShapeError(f"{what}={dim} is out of range for a tensor of rank {rank}: expected a value in [{low}, {high}]")
     return dim + rank if dim < 0 else dim
 
 
+def _index(value: object, what: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ShapeError(f"{what} must be an int, got {value!r}") from None
+
+
 def normalize_dims(dim: int | Sequence[int] | None, rank: int) -> Shape:
     """Sorted distinct dimensions; None or () mean all."""
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+    if dim is None:
         return tuple(range(rank))
-    dims = [dim] if isinstance(dim, int) else list(dim)
+    dims = list(dim) if isinstance(dim, (tuple, list)) else [dim if isinstance(dim, int) else _index(dim, "dim")]
+    if not dims:
+        return tuple(range(rank))
     out = [normalize_dim(d, rank) for d in dims]
     if len(set(out)) != len(out):
         raise ShapeError(f"dim={tuple(dims)} names a dimension twice")
@@ -68,8 +80,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
                 continue
             if out[i] != 1:
                 raise ShapeError(
-                    f"shapes {' and '.join(str(list(x)) for x in shapes)} do not broadcast: "
-                    f"sizes {out[i]} and {n} at dimension {i - rank}"
+                    f"shapes {' and '.join(str(list(x)) for x in shapes)} do not broadcast: sizes {out[i]} and {n} at dimension {i - rank}"
                 )
             out[i] = n
     return tuple(out)

@@ -38,7 +38,9 @@ class Layout:
         cls._interned[key] = self
         return self
 
-    def with_(self, dtype: DType | None = None, shape: Shape | None = None, strides: Shape | None = None, offset: int | None = None) -> Layout:
+    def with_(
+        self, dtype: DType | None = None, shape: Shape | None = None, strides: Shape | None = None, offset: int | None = None
+    ) -> Layout:
         """A copy with some fields replaced; a new shape without strides is contiguous."""
         if shape is not None and strides is None:
             strides = contiguous_strides(shape)

@@ -12,24 +12,39 @@ import numpy as np
 
 from . import dispatch
 from .dispatch import bind, state
-from .dtype import DType, bool_, float16, float32, int32, int64
+from .dtype import ALL, DType, bool_, float16, float32, int32, int64
 from .dtype import dtype as as_dtype
-from .errors import DTypeError, GradientError, ShapeError
+from .errors import DeviceError, DTypeError, GradientError, MeganeuraError, ShapeError
 from .ops.infer import named
 from .ops.table import COMPOSITES, OPERAND, REGISTRY, TENSOR, Op
 from .provenance import site
 from .shape import Shape, normalize_dim
 from .storage import Layout, Storage
 
+Int = int  # the class has methods of these names
+Float = float
+Bool = bool
+
 
 class Tensor:
     """An n-dimensional array on a device, recorded for backward where asked. Behaves as torch.Tensor."""
 
-    __slots__ = ("__weakref__", "_base", "_hooks", "_index", "_leaf", "_name", "_node", "_rewrites", "_seen", "_storage", "_view", "grad", "layout")
-    __array_priority__ = 1000
+    __slots__ = (
+        "__weakref__", "_base", "_hooks", "_index", "_leaf", "_name", "_node", "_rewrites", "_seen", "_storage", "_view", "grad", "layout",
+    )  # fmt: skip
+    __array_priority__ = 1000  # numpy leaves `array + tensor` to the tensor
     _storage: Storage
     layout: Layout
     grad: Tensor | None
+    _base: Tensor | None  # the tensor this one is a view of
+    _node: Any  # the tape node that made it
+    _index: Int  # its number among the node's outputs
+    _leaf: Bool  # asked for a gradient
+    _rewrites: Int  # how often a base's history was rewritten in place
+    _seen: Int  # the base's _rewrites that this view knows
+    _view: str | None
+    _hooks: list[Callable[[Tensor], Tensor | None]] | None
+    _name: str | None
 
     @staticmethod
     def _make(storage: Storage, layout: Layout) -> Tensor:
@@ -45,6 +60,16 @@ class Tensor:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+        def _binary(self, other: Any) -> Tensor: ...
+        def _unary(self) -> Tensor: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _binary
+        __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _binary
+        __lt__ = __le__ = __gt__ = __ge__ = _binary
+        __neg__ = __abs__ = __invert__ = __pos__ = _unary
+
+        def __eq__(self, other: Any) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> Tensor: ...  # type: ignore[override]
 
     def __init__(self, *args: Any) -> None:
         raise TypeError("make tensors with meganeura.tensor(...), zeros(...), from_numpy(...)")
@@ -87,7 +112,7 @@ class Tensor:
 
     @property
     def name(self) -> str | None:
-        return self._name  # type: ignore[no-any-return]
+        return self._name
 
     @property
     def T(self) -> Tensor:
@@ -208,9 +233,15 @@ class Tensor:
             return state.interpreter.read(self)  # type: ignore[no-any-return]
         return self._storage.world.read(self)  # type: ignore[no-any-return]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: Bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError(f"a tensor's values lie on the device: np.asarray must copy them, so copy=False cannot hold\n  at {site()}")
         a = self.numpy()
         return a if dtype is None else a.astype(dtype)
+
+    def __array_wrap__(self, array: np.ndarray[Any, Any], context: Any = None, return_scalar: Bool = False) -> Tensor:
+        """What a numpy function such as np.add(tensor, 1) computed on the host, as a tensor again; as torch.Tensor does."""
+        return dispatch.hooks.make(array)
 
     def item(self) -> Any:
         """The one element as a Python number."""
@@ -219,36 +250,53 @@ class Tensor:
         return self._read().reshape(()).item()
 
     def tolist(self) -> Any:
+        """The values as nested lists of Python numbers."""
         return self._read().tolist()
 
-    def __float__(self) -> float:
+    def __float__(self) -> Float:
         return float(self.item())
 
-    def __int__(self) -> int:
+    def __int__(self) -> Int:
         return int(self.item())
 
-    def __index__(self) -> int:
-        if self.dtype.is_floating_point or self.dtype is bool_:
-            raise TypeError(f"only integer tensors of one element can be an index, got {self.layout}")
+    def __index__(self) -> Int:
+        if self.dtype.kind not in "iu" or self.numel() != 1:
+            raise TypeError(f"only an integer tensor of one element can be an index, got {self.layout}\n  at {site()}")
         return int(self.item())
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Bool:
         if self.numel() != 1:
             raise ShapeError(f"the truth value of a tensor of shape {list(self.shape)} is ambiguous; use any() or all()\n  at {site()}")
         return bool(self.item())
 
-    def __len__(self) -> int:
+    def __len__(self) -> Int:
         if not self.shape:
-            raise TypeError("len() of a 0-d tensor")
+            raise TypeError(f"len() of a 0-d tensor\n  at {site()}")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
-            raise TypeError("iteration over a 0-d tensor")
+            raise TypeError(f"iteration over a 0-d tensor\n  at {site()}")
         return iter([self[i] for i in range(self.shape[0])])
 
+    def __reversed__(self) -> Iterator[Tensor]:
+        if not self.shape:
+            raise TypeError(f"iteration over a 0-d tensor\n  at {site()}")
+        return iter([self[i] for i in reversed(range(self.shape[0]))])
+
+    def __contains__(self, element: Any) -> Bool:
+        if not _accepts(element):
+            raise TypeError(f"`in` a tensor asks for a number or a tensor, not {element!r}\n  at {site()}")
+        return bool((self == element).any().item())
+
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.numel() == 1 and not self.shape else format(repr(self), spec)
+        if not self.shape:
+            return format(self.item(), spec) if spec else str(self)
+        if spec:
+            raise TypeError(
+                f"format {spec!r} fits numbers, not a tensor of shape {list(self.shape)}; use item() or tolist()\n  at {site()}"
+            )
+        return str(self)
 
     def __repr__(self) -> str:
         from .show import text
@@ -275,17 +323,34 @@ class Tensor:
 
     # ---- conversion ----
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Another dtype; devices are accepted when they are this tensor's own."""
+        """Another dtype; devices are accepted when they are this tensor's own. copy=True always copies."""
+        copy = kwargs.pop("copy", False)
+        kwargs.pop("non_blocking", None)
+        target = self.dtype
         for a in (*args, *kwargs.values()):
             if isinstance(a, Tensor):
-                a = a.dtype
-            if isinstance(a, DType) or a in (float, int, bool) or isinstance(a, np.dtype):
+                target = a.dtype
+            elif isinstance(a, str):
+                self._check_device(a)
+            elif isinstance(a, (DType, np.dtype)) or (isinstance(a, type) and (a in (Float, Int, Bool) or issubclass(a, np.generic))):
                 target = as_dtype(a)
-                return self if target is self.dtype else self.cast(target)  # type: ignore[no-any-return]
-        return self
+            elif a is not None and a is not self.device and not isinstance(a, Bool):
+                raise TypeError(f"to() expects a dtype, a tensor or this tensor's device, got {a!r}\n  at {site()}")
+        if target is not self.dtype:
+            return self.cast(target)  # type: ignore[no-any-return]
+        return self.clone() if copy else self
+
+    def _check_device(self, name: str) -> None:
+        known = (str(self.device), getattr(self.device, "name", ""), "cpu")  # .to("cpu") is .cpu()
+        if name not in known:
+            hint = "; dtypes are mg.float16 and so on" if name in _DTYPE_NAMES else ""
+            raise DeviceError(f"this tensor is on {self.device}, there is no device {name!r}{hint}\n  at {site()}")
 
     def type(self, dtype: Any) -> Tensor:
         return self.to(as_dtype(dtype))
+
+    def type_as(self, other: Tensor) -> Tensor:
+        return self.to(other.dtype)
 
     def float(self) -> Tensor:
         return self.to(float32)
@@ -323,6 +388,7 @@ class Tensor:
 
 
 _new = object.__new__
+_DTYPE_NAMES = frozenset(d.name for d in ALL)
 
 
 class _Handle:
@@ -366,9 +432,9 @@ def upload(array: np.ndarray[Any, Any], dtype: DType) -> Tensor:
 
 
 def _apply_view(op: Op, values: Sequence[Any]) -> Tensor:
-    from .errors import MeganeuraError
-
     x: Tensor = values[0]
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op.name} expects a tensor, got {x!r}\n  at {site()}")
     try:
         layout = op.layout(**named(op, values))  # type: ignore[misc]
     except MeganeuraError as e:
@@ -425,35 +491,57 @@ def install() -> None:
 
 
 def _operators() -> None:
-    def binary(name: str, swap: bool = False) -> Callable[[Tensor, Any], Any]:
-        row = REGISTRY[name]
-        if swap:
-            return lambda self, other: bind(row, (other, self), {}) if _accepts(other) else NotImplemented
-        return lambda self, other: bind(row, (self, other), {}) if _accepts(other) else NotImplemented
-
-    def inplace(name: str) -> Callable[[Tensor, Any], Tensor]:
-        row = REGISTRY[name]
-
-        def call(self: Tensor, other: Any) -> Tensor:
-            bind(row, (self, other), {}, out=self)
-            return self
-
-        return call
-
     table = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
              "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}  # fmt: skip
     for python, name in table.items():
-        setattr(Tensor, f"__{python}__", binary(name))
-        setattr(Tensor, f"__r{python}__", binary(name, swap=True))
-        setattr(Tensor, f"__i{python}__", inplace(name))
+        setattr(Tensor, f"__{python}__", _binary(name))
+        setattr(Tensor, f"__r{python}__", _binary(name, swap=True))
+        setattr(Tensor, f"__i{python}__", _assigned(name))
     for python in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(Tensor, f"__{python}__", binary(python))
+        setattr(Tensor, f"__{python}__", _binary(python))
     for python, name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.items():
-        row = REGISTRY[name]
-        setattr(Tensor, f"__{python}__", (lambda r: lambda self: bind(r, (self,), {}))(row))
-    Tensor.__matmul__ = lambda self, other: COMPOSITES["matmul"](self, other)  # type: ignore[attr-defined]
-    Tensor.__pos__ = lambda self: self  # type: ignore[attr-defined]
-    Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
+        setattr(Tensor, f"__{python}__", _method(REGISTRY[name]))
+    for python, method in {"matmul": _matmul, "pos": lambda self: self, "hash": object.__hash__}.items():
+        setattr(Tensor, f"__{python}__", method)
+
+
+def _matmul(self: Tensor, other: Any) -> Any:
+    return COMPOSITES["matmul"](self, other) if isinstance(other, Tensor) else NotImplemented
+
+
+_CHECKED = ("floor_divide", "remainder", "pow")  # their composites look at a number operand first
+
+
+def _binary(name: str, swap: bool = False) -> Callable[[Tensor, Any], Any]:
+    """An operator: arrays become tensors, what is no number is left to the other operand."""
+    row = REGISTRY[name]
+    checked = COMPOSITES[name] if name in _CHECKED else None
+
+    def call(self: Tensor, other: Any) -> Any:
+        if not _accepts(other):
+            if not isinstance(other, np.ndarray):
+                return NotImplemented
+            other = dispatch.hooks.make(other)
+        pair = (other, self) if swap else (self, other)
+        return bind(row, pair, {}) if checked is None else checked(*pair)
+
+    call.__name__ = f"__{name}__"
+    return call
+
+
+def _assigned(name: str) -> Callable[[Tensor, Any], Tensor]:
+    """An operator with assignment, such as +=."""
+    row = REGISTRY[name]
+
+    def call(self: Tensor, other: Any) -> Any:
+        if not _accepts(other):
+            if not isinstance(other, np.ndarray):
+                return NotImplemented
+            other = dispatch.hooks.make(other)
+        bind(row, (self, other), {}, out=self)
+        return self
+
+    return call
 
 
 def _accepts(other: Any) -> bool:

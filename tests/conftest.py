@@ -17,8 +17,8 @@ os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(Path.home() / ".cache" / "meg
 # Tests that start another Python find this checkout there, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
+import numpy as np
+import pytest
 
 _ALLOWED_SKIPS = ("could not import", "No module named")  # only a missing optional package may skip a test
 _seconds: dict[str, float] = defaultdict(float)
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _folder(nodeid: str) -> str:
-    parts = nodeid.split("::")[0].split("/")
+    parts = nodeid.partition("::")[0].split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 

@@ -67,7 +67,8 @@ class Compiled:
         spec = flatten((args, kwargs), leaves)
         sources = same_storage(leaves)
         facts = [(t.layout.dtype, t.layout.shape, _history(t), leaves[s] is t, s) for t, s in zip(leaves, sources, strict=True)]
-        key = (spec, tuple(facts), dispatch.state.grad)
+        world = dispatch.hooks.eager()
+        key = (spec, tuple(facts), dispatch.state.grad, world)
         known = self.programs.get(key)
         reason = ""
         if known is not None:
@@ -80,12 +81,12 @@ class Compiled:
 
     def _trace(self, key: Any, args: Any, leaves: list[Tensor], sources: list[int], reason: str) -> Program:
         self._warn(args, key, reason)
-        world = dispatch.hooks.eager()
+        world, epoch = key[-1], state_epoch[0]
         for i, t in enumerate(leaves):
             if t._storage.world is not world:
                 raise TraceError(f"argument tensor {i} ({t.layout}) lives on {t._storage.world!r}, not on {world!r}\n  at {site()}")
         found = record(self.fn, args, leaves, sources)
-        program = Program(self.name, found, Guard(found, state_epoch[0]), self.options, world)
+        program = Program(self.name, found, Guard(found, epoch), self.options, world)
         self.traces += 1
         known = self.programs.setdefault(key, [])
         self.retraces += bool(known)
@@ -116,6 +117,12 @@ class Compiled:
         """The graph of a call with these arguments, after all passes. Traces it if need be; runs nothing."""
         with self._lock:
             return self._find(args, kwargs)[0].graph
+
+    def backward_graph(self, *args: Any, **kwargs: Any) -> Graph | None:
+        """The graph that turns gradients of all results into those of arguments and parameters, if the results have history."""
+        with self._lock:
+            parts = list(self._find(args, kwargs)[0].backward.values())
+            return parts[0].graph if parts else None
 
     def session(self, *args: Any, **kwargs: Any) -> Session:
         """The session of a call with these arguments."""

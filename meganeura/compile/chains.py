@@ -71,8 +71,12 @@ def fuse_chains(graph: Graph, max_storage_buffers: int) -> None:
 
 def is_fusable(node: Node) -> bool:
     """Whether a node may be a statement of a chain."""
-    if not isinstance(node.op.archetype, Pointwise) or node.outputs[0].layout.numel == 0:
+    kind = node.op.archetype
+    if not isinstance(kind, Pointwise) or node.outputs[0].layout.numel == 0:
         return False
+    first = (*node.inferred.compute, node.outputs[0].layout.dtype)[0]
+    if not isinstance(kind.expr, str) and first.kind not in kind.expr:
+        return False  # lowering says what is wrong
     dtypes = [*node.inferred.compute, node.outputs[0].layout.dtype, node.inferred.outputs[0].dtype]
     if any(d.name in ROUNDED for d in dtypes):
         return False

@@ -21,6 +21,7 @@ from .ir import Cell, Node, Operand
 from .trace import Trace
 
 ALL_PATTERNS = 2  # up to so many results every combination gets its own backward graph
+SINGLE_PATTERNS = 4  # up to so many every single one does, and beyond that the first, which is usually the one used
 
 
 @dataclass
@@ -56,11 +57,12 @@ def differentiate(trace: Trace, roots: Sequence[Tensor], stand_ins: dict[int, in
 
 
 def patterns(count: int) -> list[tuple[bool, ...]]:
-    """Combinations to prepare: all results, then every other combination of few, or single ones of many."""
+    """Combinations to prepare: all results, then every other combination of few, or single ones. Others count as all, with
+    zeros for what does not arrive."""
     full = (True,) * count
     if count <= ALL_PATTERNS:
         return [full, *(p for p in itertools.product((True, False), repeat=count) if any(p) and not all(p))]
-    return [full, *(tuple(i == k for i in range(count)) for k in range(count))]
+    return [full, *(tuple(i == k for i in range(count)) for k in range(count if count <= SINGLE_PATTERNS else 1))]
 
 
 def tape_leaves(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -97,12 +99,12 @@ def _backward(
         outputs.append(t)
         arriving.append(cell)
     found = autodiff.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
-    grads = [None if g is None else _own(trace, g, first) for g in found]
+    made = set(trace.nodes[first:])
+    grads = [None if g is None else _own(trace, g, made) for g in found]
     return Backward(arriving, targets, grads, trace.nodes[first:], (host, trace.host_count))
 
 
-def _own(trace: Trace, g: Tensor, first: int) -> Operand:
+def _own(trace: Trace, g: Tensor, made: set[Node]) -> Operand:
     """A gradient that the backward graph made itself, or an arriving one; anything else is copied."""
     operand = trace.operand(g)
-    made = operand.value.node is not None and operand.value.node in trace.nodes[first:]
-    return operand if made or operand.value.cell.role == "gradient" else trace.own(g)
+    return operand if operand.value.node in made or operand.value.cell.role == "gradient" else trace.own(g)

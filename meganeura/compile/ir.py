@@ -98,6 +98,11 @@ class Node:
     def in_place(self) -> bool:
         return any(v is not None for v in self.previous)
 
+    @property
+    def title(self) -> str:
+        """The op's name, or the names of what a chain fused."""
+        return self.op.name if len(self.parts) == 1 else "+".join(self.parts)
+
     def replace(self, values: Mapping[Value, Value]) -> None:
         """Read other values through the same layouts."""
         self.args = tuple(_replaced(v, values) for v in self.args)
@@ -138,9 +143,8 @@ def show(value: Any) -> str:
 def text_of(node: Node) -> str:
     """One line: outputs with layouts, op, arguments, the user's line."""
     outs = ", ".join(repr(o) for o in dict.fromkeys(node.outputs))
-    name = node.op.name if len(node.parts) == 1 else f"{node.op.name}({'+'.join(node.parts)})"
     args = ", ".join(show(v) for v in node.args)
-    return f"{outs} = {name}({args})"
+    return f"{outs} = {node.title}({args})"
 
 
 @dataclass

@@ -28,12 +28,14 @@ class Step:
 def lower(nodes: Sequence[Node], profile: Profile) -> list[Step]:
     """Kernels for nodes; nodes without elements need none and are left out."""
     out = []
+    known: dict[Call, Lowered] = {}  # layers repeat
     for node in nodes:
         if all(o.layout.numel == 0 for o in node.outputs):
             continue
         cells = operand_cells(node)
         try:
-            lowered = kernels.lower(call_of(node, cells), profile)
+            call = call_of(node, cells)
+            lowered = known.get(call) or known.setdefault(call, kernels.lower(call, profile))
         except MeganeuraError as e:
             raise type(e)(f"{node.op.name}: {e}\n  at {node.site}") from e
         if lowered.launches:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import dispatch
 from ..autodiff import Edge, Node
 from ..errors import GradientError
-from ..ops.composite import zeros
+from ..ops.factory import zeros
 from ..provenance import Site
 from ..storage import Layout, Storage
 from ..tensor import Tensor

@@ -93,4 +93,4 @@ def _line(i: int, step: Step, out: Plan) -> str:
     n = len(step.node.outputs)
     reads = ", ".join(where(c) for c in step.cells[: len(step.cells) - n] if c is not None)
     writes = ", ".join(where(c) for c in dict.fromkeys(step.cells[len(step.cells) - n :]) if c is not None)
-    return f"  {i:4} {'+'.join(step.node.parts)}: {reads} -> {writes}"
+    return f"  {i:4} {step.node.title}: {reads} -> {writes}"

@@ -6,7 +6,7 @@ out results, and puts a node on the caller's tape where results have history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import dispatch
@@ -22,7 +22,7 @@ from .guard import Guard, target_of
 from .ir import Cell, Graph, Node, Value
 from .node import CompiledNode
 from .prune import merge_equal, prune
-from .record import Argument, Concrete, Made, Record, Result
+from .record import Argument, Concrete, GradEffect, Made, Record, Result
 from .session import Session
 from .tree import rebuild
 from .verify import verify
@@ -56,10 +56,13 @@ class Program:
         self._sources(record)
         self.backward = {part.pattern: BackwardProgram(part, self._backward_graph(part)) for part in record.backward}
         self.leaves = record.backward[0].leaves if record.backward else []
-        self.saved = self._saved(record)
+        self.saved = self._saved()
         self.graph = self._forward_graph(record)
+        self.written = self.graph.written_inputs()
         self.forward_hosts = _host_calls(self.hosts, 0, record.backward[0].hosts[0] if record.backward else None)
         self.session: Session | None = None
+        for effect in self.effects:
+            effect.grad = None  # known by its tensor from now on; last call's gradients need not live
 
     # ---- graphs ----
 
@@ -67,7 +70,9 @@ class Program:
         """Where each given cell's storage comes from at a call."""
         self.argument_of = {c: i for i, c in reversed(list(enumerate(record.argument_cells)))}
         grads = {e.grad._storage.uid: e for e in record.effects if e.read and e.grad is not None}
-        self.state_of: dict[Cell, Any] = {c: grads.get(s.uid, s.tensor) for c, s in record.trace.states.items()}
+        states = record.trace.states.items()
+        self.state_of = [(c, s.tensor) for c, s in states if s.uid not in grads]
+        self.grad_of = [(c, grads[s.uid]) for c, s in states if s.uid in grads]
         self.constant_of = {c: t._storage for c, t in record.trace.constants.items()}
 
     def _backward_graph(self, part: Backward) -> Graph:
@@ -81,10 +86,10 @@ class Program:
             raise TraceError(f"the backward of {self.name} changes {names} in place; use out-of-place ops in hooks and gradients")
         return graph
 
-    def _saved(self, record: Record) -> list[Cell]:
+    def _saved(self) -> list[Cell]:
         """Cells that some backward graph reads and a call must keep: made by the forward nodes, or given to them."""
-        reads = dict.fromkeys(c for b in self.backward.values() for c in b.graph.inputs if c.role not in ("gradient", "constant"))
-        return list(reads)
+        cells = (c for b in self.backward.values() for c in b.graph.inputs)
+        return list(dict.fromkeys(c for c in cells if c.role not in ("gradient", "constant")))
 
     def _forward_graph(self, record: Record) -> Graph:
         graph = Graph(self.name, record.forward, [], hosts=self.hosts)
@@ -125,13 +130,14 @@ class Program:
     def run(self, leaves: Sequence[Tensor], sources: Sequence[int]) -> Any:
         """One call."""
         session = self.ensure_session()
-        states = {cell: self._state(source, leaves) for cell, source in self.state_of.items()}
-        bound, copied = self._bind(leaves, sources, states)
+        given = {cell: tensor._storage for cell, tensor in self.state_of}
+        given.update((cell, _grad_storage(effect, leaves)) for cell, effect in self.grad_of)
+        bound, copied = self._bind(leaves, sources, given)
         for effect in self.effects:
             if not effect.read and isinstance(effect.after, Made):
                 target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
         numbers = [v for fn, _ in self.forward_hosts for v in fn()]
-        given: dict[Cell, Storage] = {**self.constant_of, **states}
+        given.update(self.constant_of)
         given.update((cell, bound[i]) for cell, i in self.argument_of.items())
         made = session.run([given[c] for c in self.graph.inputs], numbers)
         given.update(zip(self.graph.outputs, made, strict=True))
@@ -143,14 +149,10 @@ class Program:
         tensors = {id(r): self._result(r, leaves, given, node) for r in self.results}
         return rebuild(self.template, _RESULTS, lambda r: tensors[id(r)])
 
-    def _state(self, source: Any, leaves: Sequence[Tensor]) -> Storage:
-        tensor = source if isinstance(source, Tensor) else target_of(source, leaves).grad
-        assert tensor is not None, "a guard checks it"
-        return tensor._storage
-
-    def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: dict[Cell, Storage]) -> tuple[list[Storage], list[bool]]:
+    def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: Mapping[Cell, Storage]) -> tuple[list[Storage], list[bool]]:
         """A storage an argument, holding it densely from its start: its own where possible, else a copy."""
-        taken = {s.uid for s in states.values()}
+        taken = self.guard.uids if not self.grad_of else self.guard.uids | {s.uid for s in states.values()}
+        mine: set[int] = set()
         out: list[Storage] = []
         copied = []
         for i, t in enumerate(leaves):
@@ -158,20 +160,22 @@ class Program:
                 out.append(out[sources[i]])
                 copied.append(False)
                 continue
-            direct = is_dense(t) and t._storage.uid not in taken
-            if not direct and t._storage.uid in taken:
-                self._refuse_overlap(i, states)
-            storage = t._storage if direct else dense(t)._storage
-            taken.add(t._storage.uid)
-            out.append(storage)
+            uid = t._storage.uid
+            shared = uid in mine or (uid in taken and i not in self.guard.shared)
+            if shared:
+                self._refuse_overlap(i, leaves, states)
+            direct = not shared and is_dense(t)
+            mine.add(uid)
+            out.append(t._storage if direct else dense(t)._storage)
             copied.append(not direct)
         return out, copied
 
-    def _refuse_overlap(self, number: int, states: dict[Cell, Storage]) -> None:
-        changed = self.graph.written_inputs()
-        if any(c in states or c in self.argument_of for c in changed):
+    def _refuse_overlap(self, number: int, leaves: Sequence[Tensor], states: Mapping[Cell, Storage]) -> None:
+        """An argument that shares memory with what the graph changes could be neither bound nor copied rightly."""
+        changed = {(states[c] if c in states else leaves[self.argument_of[c]]._storage).uid for c in self.written}
+        if leaves[number]._storage.uid in changed:
             raise TraceError(
-                f"argument tensor {number} shares memory with a tensor that {self.name} uses, which changes in place\n  at {site()}\n"
+                f"argument tensor {number} shares memory with a tensor that {self.name} changes in place\n  at {site()}\n"
                 f"  clone() the argument first"
             )
 
@@ -179,9 +183,8 @@ class Program:
         """What was changed in a copy of an argument goes to the argument."""
         if not any(copied):
             return
-        changed = self.graph.written_inputs()
         for cell, i in self.argument_of.items():
-            if copied[i] and cell in changed:
+            if copied[i] and cell in self.written:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
@@ -199,7 +202,7 @@ class Program:
             return result.tensor
         t = Tensor._make(given[result.operand.value.cell], result.operand.layout)
         if node is not None and result.root >= 0:
-            t._node, t._index = node, result.root  # type: ignore[attr-defined,assignment]
+            t._node, t._index = node, result.root
         return t
 
     def run_backward(self, grads: Sequence[Tensor | None], saved: dict[Cell, Storage], numbers: list[Any]) -> list[Tensor | None]:
@@ -227,6 +230,12 @@ class Program:
     def sessions(self) -> list[Session]:
         """The sessions made so far."""
         return [s for s in (self.session, *(b.session for b in self.backward.values())) if s is not None]
+
+
+def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
+    grad = target_of(effect, leaves).grad
+    assert grad is not None, "a guard checks it"
+    return grad._storage
 
 
 _RESULTS: Any = (Argument, Concrete, Made)

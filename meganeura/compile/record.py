@@ -14,6 +14,7 @@ from typing import Any
 from .. import dispatch
 from ..errors import TraceError
 from ..provenance import Site, site
+from ..random import default_generator
 from ..storage import Layout
 from ..tensor import Tensor
 from .arguments import is_whole
@@ -21,7 +22,7 @@ from .differentiate import Backward, differentiate
 from .ir import Cell, Node, Operand
 from .trace import Trace
 from .tree import rebuild
-from .watch import Use, Watch, watching
+from .watch import Use, Watch, grad_of, watching
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources:
     """Trace fn(*args[0], **args[1]). `leaves` are the tensors in args; `sources[i]` is the first of them bound as i is."""
     trace = Trace()
     watch = Watch(trace)
+    draws = _Draws()
     try:
         with watching(watch), dispatch.use(trace):
             made = _run(fn, args, leaves, sources, trace, watch)
@@ -86,6 +88,11 @@ def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources:
         watch.settle()
         changed = trace.changed_history()
         trace.restore()
+        seeded = draws.restore()
+    if seeded:
+        raise TraceError(
+            f"the random seed was set inside compiled code, which would set it once only\n  at {site()}\n  call manual_seed() outside"
+        )
     if changed is not None:
         raise TraceError(
             f"the traced code gave a tensor ({changed.layout}) from outside a history, other memory or requires_grad\n  at {site()}\n"
@@ -97,6 +104,21 @@ def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources:
     trace.seen.clear()
     _check_escapes(trace)
     return made
+
+
+class _Draws:
+    """The default generator before a trace. Setting its seed inside cannot be repeated at every call."""
+
+    def __init__(self) -> None:
+        self.before = default_generator.get_state()
+
+    def restore(self) -> bool:
+        """Whether the seed or position was set; then both are as before."""
+        (seed, offset), (old_seed, old_offset) = default_generator.get_state(), self.before
+        if seed == old_seed and offset >= old_offset:
+            return False
+        default_generator.set_state(self.before)
+        return True
 
 
 def _check_escapes(trace: Trace) -> None:
@@ -164,7 +186,7 @@ def _stand_ins(trace: Trace, leaves: Sequence[Tensor], sources: Sequence[int]) -
                 trace.cells[t._storage.uid] = cell
         stand_in = Tensor._make(storage, layout)
         stand_in._leaf = t.requires_grad
-        stand_in.grad = t.grad
+        stand_in.grad = grad_of(t)
         out.append(stand_in)
     return out
 

@@ -6,9 +6,12 @@ Buffers that come and go (arguments, outputs the caller still holds) are rebound
 
 from __future__ import annotations
 
+import itertools
+import re
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..dispatch import HostScalar
@@ -58,11 +61,12 @@ class Output:
     """The buffers of one cell that outlives the session's runs. What the caller dropped comes back through `returned`,
     to which a dying Storage appends."""
 
-    __slots__ = ("bound", "cell", "device", "free", "returned", "world")
+    __slots__ = ("bound", "cell", "closed", "device", "free", "returned", "world")
 
     def __init__(self, cell: Cell, device: Any, world: Any) -> None:
         self.cell, self.device, self.world = cell, device, world
         self.returned: deque[Any] = deque()
+        self.closed = False
         self.bound = device.alloc(cell.nbytes)
         self.free: list[Any] = [self.bound]
 
@@ -84,11 +88,27 @@ class Output:
 
     def storage(self, buffer: Any) -> Storage:
         """A storage for the caller; its buffer comes back when it dies."""
-        return Storage(self.cell.dtype, self.cell.elements, buffer, self.world, self.returned.append)
+        return Storage(self.cell.dtype, self.cell.elements, buffer, self.world, self._take_back)
+
+    def _take_back(self, buffer: Any) -> None:
+        """Called by a dying Storage, maybe after the session died: only appends."""
+        (self.device.graveyard if self.closed else self.returned).append(buffer)
 
     def __del__(self) -> None:
-        for buffer in (*self.free, *self.returned):
+        self.closed = True
+        for buffer in (*getattr(self, "free", ()), *self.returned):
             self.device.graveyard.append(buffer)
+
+
+def _dump(folder: str, session: Session) -> None:
+    """Write graph and plan beside those of other sessions."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", session.graph.name)
+    (path / f"{name}-{next(_dumped)}.txt").write_text(f"{session.graph}\n{session.plan}\n")
+
+
+_dumped = itertools.count()
 
 
 class Session:
@@ -101,9 +121,12 @@ class Session:
         self.plan: Plan = plan(graph, self.steps, reuse)
         self.outputs = [Output(c, self.device, world) for c in graph.outputs]
         self.blocks = take_blocks(self.device, self.plan.blocks)
-        self.written = [c in graph.written_inputs() for c in graph.inputs]
+        written = graph.written_inputs()
+        self.written = [i for i, c in enumerate(graph.inputs) if c in written]
         self.bound: list[Any] = []  # buffers of the inputs, once frozen
         self.frozen: Frozen | None = None
+        if folder := self.device.config.dump_plan:
+            _dump(folder, self)
 
     # ---- building, at the first run: only then are the inputs' buffers known ----
 
@@ -120,7 +143,7 @@ class Session:
             for part in ready.steps:
                 bound = [None if n == STATUS else self.blocks[temps[-1 - n]].buffer if n < 0 else operands[n] for n in part.launch.bindings]
                 launches.append((part, bound, None))
-                labels.append((step.node.op.name, step.node.site))
+                labels.append((step.node.title, step.node.site))
                 scalars.append(step.scalars if part.launch.scalars else [])
         self.frozen = Frozen(self.device, launches, labels)
         self.bound = inputs
@@ -143,8 +166,9 @@ class Session:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
         with self.device.lock:
             for storage in inputs:
-                if storage.error is not None or storage.buffer.error is not None:
-                    raise storage.error or storage.buffer.error
+                if storage.error is not None:
+                    raise storage.error
+                storage.buffer.check()
             now = [s.buffer for s in inputs]
             if self.frozen is None:
                 self._freeze(now)
@@ -158,9 +182,8 @@ class Session:
             if self.steps:
                 self.frozen.run()
             self.runs += 1
-            for storage, written in zip(inputs, self.written, strict=True):
-                if written:
-                    storage.version += 1
+            for i in self.written:
+                inputs[i].version += 1
             return [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
 
     def _rebind(self, inputs: list[Any]) -> list[Any]:

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from .. import autodiff, dispatch
 from ..dispatch import HostScalar, Interpreter, located
 from ..dtype import DType
-from ..errors import MeganeuraError, ShapeError, TraceError
-from ..ops.infer import infer
+from ..errors import MeganeuraError, TraceError
+from ..ops.infer import check_inplace, infer
 from ..ops.pointwise import clone
 from ..ops.table import ATTR, Op
 from ..provenance import Site, site
@@ -60,6 +60,7 @@ class Trace(Interpreter):
         self.hosts: list[tuple[Callable[[], Sequence[float | int]], int]] = []
         self.host_count = 0
         self.observed: dict[int, tuple[Any, Any]] = {}  # id -> owner and its fingerprint when first used
+        self.paths: dict[int, str] = {}  # names of state, by storage uid
         self.born: list[tuple[weakref.ref[Storage], str, Site]] = []
         self.versions: dict[int, tuple[Storage, int]] = {}  # version counts before the trace, by storage uid
         self.seen: dict[int, tuple[Tensor, tuple[Any, ...]]] = {}  # concrete tensors and their Python state before
@@ -80,8 +81,8 @@ class Trace(Interpreter):
         node = Node(op, args, where)
         try:
             node.inferred = infer(op, node.named())
-            if out is not None and node.inferred.outputs[0].shape != out.shape:
-                raise ShapeError(f"the result has shape {list(node.inferred.outputs[0].shape)}, the tensor to change {list(out.shape)}")
+            if out is not None:
+                check_inplace(node.inferred.outputs[0], out.layout)
         except MeganeuraError as e:
             raise located(e, op, where) from None
         self.nodes.append(node)
@@ -108,6 +109,9 @@ class Trace(Interpreter):
         if id(owner) not in self.observed:
             fingerprint = getattr(owner, "_fingerprint", None)
             self.observed[id(owner)] = (owner, None if fingerprint is None else fingerprint())
+            for name in ("named_parameters", "named_buffers"):
+                for path, tensor in getattr(owner, name, tuple)():
+                    self.paths.setdefault(tensor._storage.uid, path)
 
     def upload(self, dtype: DType, array: Any) -> Tensor:
         """Host data becomes a constant of the session, uploaded once."""
@@ -160,7 +164,9 @@ class Trace(Interpreter):
         storage = t._storage
         if isinstance(storage.world, Trace):
             raise TraceError(f"{storage.world.describe(t)} in an earlier trace was used\n  at {site()}\n  return it from there instead")
-        cell = self.numbers.cell(storage.dtype, storage.elements, "state", t._name or "")
+        if storage.world is not dispatch.hooks.eager():
+            raise TraceError(f"a tensor ({t.layout}) of {storage.world!r} cannot be used in compiled code\n  at {site()}")
+        cell = self.numbers.cell(storage.dtype, storage.elements, "state", t._name or self.paths.get(storage.uid, ""))
         self.states[cell] = State(cell, t if t._base is None else t._base)
         self.cells[storage.uid], self.values[cell] = cell, Value(cell)
         return cell

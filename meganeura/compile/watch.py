@@ -40,7 +40,7 @@ class Use:
 
     def current(self) -> Tensor | None:
         """What `.grad` holds now."""
-        return _slot.__get__(self.tensor)  # type: ignore[no-any-return]
+        return unwatched(self.tensor)
 
 
 class Watch:
@@ -67,6 +67,16 @@ class Watch:
         for use in self.uses.values():
             use.after = use.current()
             _slot.__set__(use.tensor, use.before)
+
+
+def grad_of(t: Tensor) -> Tensor | None:
+    """What `.grad` holds, read unnoticed: a tensor that is only an argument must not become part of the guards."""
+    return _slot.__get__(t)  # type: ignore[no-any-return]
+
+
+def unwatched(t: Tensor) -> Tensor | None:
+    """`.grad`, without noting that it was read."""
+    return _slot.__get__(t)  # type: ignore[no-any-return]
 
 
 def _get(t: Tensor) -> Any:

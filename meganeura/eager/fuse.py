@@ -33,6 +33,8 @@ class _Number:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __float__ = __int__ = _refuse
     __lt__ = __gt__ = __le__ = __ge__ = __bool__ = __pow__ = __rpow__ = _refuse
+    __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
 
 
 class Recorder(Interpreter):
@@ -125,8 +127,8 @@ class FusedRules:
         except TypeError:
             return rule(**args)
         if plan is None:
-            plan = self.known[key] = self._record(rule, args) or "plain"
-        if plan == "plain":
+            plan = self.known[key] = self._record(rule, args) or ()
+        if not plan:  # no chain: the rule as it stands
             return rule(**args)
         chain, inputs, sources = plan
         operands = [args[n] for n in inputs]

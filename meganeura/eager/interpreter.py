@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .. import dispatch, gpu, kernels
-from ..dispatch import HostScalar, Interpreter
+from ..dispatch import Interpreter
 from ..dtype import DType
-from ..errors import DeviceError, DTypeError, MeganeuraError, ShapeError, TraceError
+from ..errors import DeviceError, DTypeError, MeganeuraError, TraceError
 from ..kernels.call import make_call
 from ..ops.infer import check_inplace, freeze, infer, named
 from ..ops.table import ATTR, LIST, OPERAND, SCALAR, Op
@@ -119,8 +119,12 @@ class Eager(Interpreter):
     def _foreign(self, op: Op, t: Tensor) -> Any:
         world = t._storage.world
         if t._storage.buffer is None:
-            raise TraceError(f"{op.name}: {world.describe(t)} outlived the trace that made it; return it from the compiled function\n  at {site()}")
-        raise DeviceError(f"{op.name}: a tensor of {world!r} cannot be used on {self!r}; copy it with meganeura.tensor(t.numpy())\n  at {site()}")
+            raise TraceError(
+                f"{op.name}: {world.describe(t)} outlived the trace that made it; return it from the compiled function\n  at {site()}"
+            )
+        raise DeviceError(
+            f"{op.name}: a tensor of {world!r} cannot be used on {self!r}; copy it with meganeura.tensor(t.numpy())\n  at {site()}"
+        )
 
     def _aliases(self, op: Op, values: Sequence[Any], tensors: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
         if out is None:
@@ -186,10 +190,13 @@ class Eager(Interpreter):
         storage, layout = tensor._storage, tensor.layout
         if storage.world is not self:
             if storage.buffer is None:
-                raise TraceError(f"{storage.world.describe(tensor)} outlived the trace that made it; return it from the compiled function\n  at {site()}")
+                raise TraceError(
+                    f"{storage.world.describe(tensor)} outlived the trace that made it; return it from the compiled function\n  at {site()}"
+                )
             return storage.world.read(tensor)
-        if storage.error is not None or storage.buffer.error is not None:
-            raise storage.error or storage.buffer.error
+        if storage.error is not None:
+            raise storage.error
+        storage.buffer.check()
         low, high = layout.span()
         count = high - low + 1
         if count > 4 * layout.numel + 1024:
@@ -200,8 +207,6 @@ class Eager(Interpreter):
         first = low * size // 4 * 4
         last = -(-(high + 1) * size // 4) * 4
         raw = self.device.read(storage.buffer, first, last - first)
-        if storage.buffer.error is not None:  # found while this read was submitted, after another op's error
-            raise storage.buffer.error
         flat = np.frombuffer(raw, _STORED[layout.dtype.storage])[low - first // size :]
         strided = np.lib.stride_tricks.as_strided(flat[layout.offset - low :], layout.shape, tuple(s * size for s in layout.strides))
         return strided.astype(layout.dtype.numpy)
@@ -221,16 +226,27 @@ def dense_copy(tensor: Tensor) -> Tensor:
 def device_bytes(a: Any, dtype: DType) -> bytes:
     """The bytes to store, padded to 4. Raises DTypeError naming the first value outside int32 or uint32 storage."""
     if dtype.kind in "iu" and a.size and a.dtype.kind in "iuf":
-        info = np.iinfo(_STORED[dtype.storage])
         if a.dtype.kind == "f":
-            a = np.trunc(a)
-        bad = (a < info.min) | (a > info.max)
-        if dtype.bits >= 32 and bad.any():
-            place = tuple(int(i) for i in np.argwhere(np.atleast_1d(bad))[0])
-            raise DTypeError(f"value {np.atleast_1d(a)[place]} at {list(place)} does not fit {dtype.name}, which is stored in {dtype.storage} on the device")
-    stored = rounded(a, dtype) if dtype.name == "bfloat16" else a.astype(dtype.numpy)
-    raw = np.ascontiguousarray(stored, _STORED[dtype.storage]).tobytes()
+            a = np.where(np.isnan(a), np.float64(-(2**31) if dtype.kind == "i" else 0), np.trunc(a))
+        if dtype.bits >= 32:
+            _check_range(a, dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = (
+            rounded(a, dtype) if dtype.name == "bfloat16" else (a.astype(np.int64) if a.dtype.kind == "f" and dtype.kind in "iu" else a)
+        )
+        raw = np.ascontiguousarray(stored.astype(dtype.numpy), _STORED[dtype.storage]).tobytes()
     return raw + b"\0" * (-len(raw) % 4)
+
+
+def _check_range(a: Any, dtype: DType) -> None:
+    low, high = (0, 2**32 - 1) if dtype.storage == "u32" else (-(2**31), 2**31 - 1)
+    bad = np.atleast_1d((a < low) | (a > high))
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        value = np.atleast_1d(a)[place]
+        raise DTypeError(
+            f"value {value} at {list(place)} does not fit {dtype.name}, stored in 32 bits on the device ({low} to {high})\n  at {site()}"
+        )
 
 
 def _alias(operands: Sequence[Any]) -> tuple[int, ...]:
@@ -259,4 +275,3 @@ def default() -> Eager:
 
 
 dispatch.hooks.eager = default
-assert HostScalar

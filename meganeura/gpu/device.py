@@ -72,7 +72,7 @@ class Device:
         self.config = config or configuration.current()
         self.wgpu = wgpu_device
         self.native = native.load(native.backend_of(wgpu_device))
-        self.handle, self.queue = wgpu_device._internal, wgpu_device.queue._internal
+        self.handle, self.queue = native.handle_of(wgpu_device), native.handle_of(wgpu_device.queue)
         self.lock = threading.RLock()
         self.lost: str | None = None
         self.refusal = ""  # why nothing works any more: the device was lost, or this is a forked child
@@ -199,7 +199,7 @@ class Device:
             raise DeviceError("a shared buffer needs the usages STORAGE, COPY_SRC and COPY_DST")
         with self.lock:
             self._uids += 1
-            buffer = Buffer(self, wgpu_buffer._internal, wgpu_buffer.size, self._uids)
+            buffer = Buffer(self, native.handle_of(wgpu_buffer), wgpu_buffer.size, self._uids)
             buffer.shared, buffer.idle = wgpu_buffer, True
             return buffer
 

@@ -192,13 +192,13 @@ class Native:
         descriptor = ffi.new("WGPUShaderModuleDescriptor *")
         descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
         descriptor.label.data, descriptor.label.length = title, len(name)
-        handle = self.safe.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
+        handle = self.safe.wgpuDeviceCreateShaderModuleTrusted(handle_of(device), descriptor, 0)
         return self.api.GPUShaderModule(label, handle, device)
 
     def pass_timestamps(self, query_set: Any, first: int) -> tuple[Any, Any]:
         """A compute pass descriptor that writes timestamps `first` and `first + 1`; keep both values alive."""
         writes = self.ffi.new("WGPUPassTimestampWrites *")
-        writes.querySet = query_set._internal
+        writes.querySet = handle_of(query_set)
         writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = first, first + 1
         descriptor = self.ffi.new("WGPUComputePassDescriptor *")
         descriptor.timestampWrites = writes
@@ -306,6 +306,14 @@ def load(backend: str) -> Native:
     if backend not in _loaded:
         _loaded[backend] = Native(backend)
     return _loaded[backend]
+
+
+def handle_of(wrapper: Any) -> Any:
+    """The C handle inside an object of the package."""
+    handle = getattr(wrapper, "_internal", None)
+    if handle is None:
+        raise DeviceError(f"{type(wrapper).__module__}.{type(wrapper).__name__} has no handle here; meganeura needs the 0.32 releases")
+    return handle
 
 
 def backend_of(wgpu_device: Any) -> str:

@@ -274,7 +274,7 @@ class Pipelines:
 
     def _pipeline(self, kernel: Kernel, made: Any) -> Pipeline:
         group, layout = self._layout(kernel)
-        return Pipeline(kernel, made._internal, group._internal, (made, group, layout))
+        return Pipeline(kernel, raw.handle_of(made), raw.handle_of(group), (made, group, layout))
 
 
 def _dump(folder: Path, kernel: Kernel, source: str) -> None:

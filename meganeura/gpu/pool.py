@@ -30,6 +30,11 @@ class Buffer:
         self.shared: Any = None  # the owner's GPUBuffer when the memory is not ours
         self.groups: set[Any] = set()
 
+    def check(self) -> None:
+        """Raise what kept this buffer from being written; a new exception, because a raised one keeps frames alive."""
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)
+
     def __repr__(self) -> str:
         return f"<Buffer {self.uid}, {self.size} bytes{', destroyed' if self.handle is None else ''}>"
 

@@ -98,7 +98,7 @@ class Recorder:
     def _make_ring(self) -> None:
         device, ffi = self.device, self.native.ffi
         self.ring = self.native.create_buffer(device.handle, SLOTS * SCALAR_BLOCK, raw.UNIFORM_USAGE)
-        layout = device.pipelines.scalar_layout._internal
+        layout = raw.handle_of(device.pipelines.scalar_layout)
         self.ring_group = self.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
         self.host = bytearray(SLOTS * SCALAR_BLOCK)
         self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(SLOTS)])
@@ -382,7 +382,7 @@ class Recorder:
     def _report(self, lost: dict[Buffer, Exception]) -> None:
         """Mark buffers that hold nothing; what is bound anew meets the mark."""
         for buffer, error in lost.items():
-            buffer.error = error
+            buffer.error = type(error)(*error.args)
             for group in [g for g in buffer.groups if g.owner is None]:
                 self.drop(group)
             for hook in self.on_failure:
@@ -404,8 +404,8 @@ def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str,
             raise DeviceError(f"{what}: operand {operand} is a destroyed buffer{at(site)}")
         if b.device is not device:
             raise DeviceError(f"{what}: operand {operand} lives on another device{at(site)}")
-        if b.error is not None:
-            raise b.error
+        if i not in step.writes:
+            b.check()
         if step.ranges is not None and sum(step.ranges[i]) > b.size:
             raise DeviceError(f"{what}: range {step.ranges[i]} ends after the buffer's {b.size} bytes{at(site)}")
     for i in step.writes:

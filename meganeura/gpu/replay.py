@@ -22,7 +22,7 @@ from .recorder import Group, Record, pack_scalars
 if TYPE_CHECKING:
     from .device import Device
 
-CHUNK = {"gpu": 80, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
+CHUNK = {"gpu": 100, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
 ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
 
 Entry = tuple[Any, Any, Any, int, int, int]  # pipeline or None (as before), bind group, offset pointer or None, x, y, z
@@ -92,7 +92,7 @@ class Frozen:
             return
         device, ffi = self.device, self.device.native.ffi
         self.ring = device.make_handle(count * SCALAR_BLOCK, raw.UNIFORM_USAGE)
-        layout = device.pipelines.scalar_layout._internal
+        layout = raw.handle_of(device.pipelines.scalar_layout)
         self.scalar_group = device.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
         self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(count)])
         self._number()
@@ -231,11 +231,11 @@ class Frozen:
             return []
         commands, failure = recorder.finished()
         if failure is not None:
-            recorder.error = recorder.error or failure
-            lost = next((b.error for b in self.using if b.error is not None), None)
+            lost = next((b for b in self.using if b.error is not None), None)
             if lost is not None:  # what this list reads was never written
                 recorder.submit([commands])
-                raise lost
+                lost.check()
+            recorder.error = recorder.error or failure
         return [commands]
 
     def _submit(self, finished: list[Any]) -> None:

@@ -92,7 +92,7 @@ class Timer:
             size = -(-16 * len(rows) // 256) * 256
             buffer = Buffer(device, device.make_handle(size, raw.QUERY_USAGE), size, 0)
             encoder = device.native.create_encoder(device.handle, device.native.NULL)
-            device.native.resolve(encoder, queries._internal, 0, 2 * len(rows), buffer.handle, 0)
+            device.native.resolve(encoder, raw.handle_of(queries), 0, 2 * len(rows), buffer.handle, 0)
             device.recorder.submit([device.native.finish(encoder)])
             device.native.release_encoder(encoder)
             ticks = struct.unpack(f"<{2 * len(rows)}Q", device.read(buffer, 0, 16 * len(rows)))

@@ -7,7 +7,7 @@ tiles within their limits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 
@@ -18,6 +18,7 @@ class Tile:
     turn_a, turn_b: how an operand contiguous along k enters workgroup memory: 's4' by element stores, 'quad' turned 4x4 in
     registers with an xor swizzle, 'row' as it lies (a only). swizzle: tile rows walked together, for the cache (0: none).
     wrap: storage arrays in structs. peel: the last tile's products stand after the loop (twice the text).
+    walk: 'run' adds one running offset an operand to fixed places, 'ptr' moves every place.
     """
 
     bm: int
@@ -30,9 +31,9 @@ class Tile:
     swizzle: int = 0
     wrap: bool = False
     peel: bool = True
+    walk: str = "run"
     depth: int = 16  # of K, a group and turn
     lanes: int = 4  # of 32 invocations, along m
-    walk: str = "run"
 
     @property
     def team(self) -> int:
@@ -52,9 +53,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured best: kind ('N' or 'T' for each operand as in BLAS), sizes, tile, slices of K, backend ('' for any)."""
+    """A measured best: kinds ('N' or 'T' for each operand, as in BLAS), sizes, tile, slices of K, backend ('' for any)."""
 
-    kind: str
+    kinds: str
     m: int
     n: int
     k: int
@@ -63,9 +64,8 @@ class Point:
     backend: str = ""
 
 
-BIG = Tile(128, 128, 8, 8)
+BIG = Tile(128, 128, 8, 8, wrap=True, turn_b="s4")
 WIDE = Tile(64, 128, 8, 8)
-TALL = Tile(128, 64, 8, 8)
 PAIR = Tile(64, 128, 8, 8, groups=2)
 LOW = Tile(64, 32, 8, 4, groups=2, turn_a="quad")
 LOW4 = Tile(64, 32, 8, 4, groups=4, turn_a="quad")
@@ -74,47 +74,47 @@ MID = Tile(64, 64, 4, 8)
 SMALL = Tile(32, 32, 4, 4, groups=2)
 
 POINTS = (
-    Point("NN", 4096, 4096, 4096, BIG),
-    Point("NT", 4096, 4096, 4096, Tile(64, 128, 8, 8, swizzle=8)),
-    Point("TN", 4096, 4096, 4096, BIG),
-    Point("TT", 4096, 4096, 4096, Tile(128, 64, 8, 8, turn_b="s4")),
-    Point("NN", 1024, 1024, 1024, PAIR),
-    Point("NT", 1024, 1024, 1024, PAIR),
-    Point("TN", 1024, 1024, 1024, PAIR),
+    Point("NN TT", 4096, 4096, 4096, BIG),
+    Point("NT", 4096, 4096, 4096, replace(WIDE, swizzle=8)),
+    Point("TN", 4096, 4096, 4096, replace(BIG, walk="ptr")),
+    Point("NN", 1024, 1024, 1024, replace(WIDE, wrap=True, walk="ptr"), 2),
+    Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr")),
+    Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr")),
     Point("TT", 1024, 1024, 1024, PAIR),
-    Point("NN", 128, 1536, 576, ROWS),
-    Point("NT", 128, 1536, 576, LOW),
-    Point("TN", 128, 1536, 576, LOW4),
-    Point("NN", 128, 576, 1536, MID, 6),
-    Point("NT", 128, 576, 1536, LOW, 6),
-    Point("TN", 128, 576, 1536, LOW4, 3),
-    Point("NN", 128, 49152, 576, WIDE),
-    Point("NT", 128, 49152, 576, WIDE),
-    Point("TN", 128, 49152, 576, WIDE),
-    Point("NN", 50, 2048, 720, SMALL),
-    Point("NT", 50, 2048, 720, SMALL),
-    Point("NN", 50, 720, 2048, LOW, 4),
-    Point("NT", 50, 720, 2048, LOW, 4),
-    Point("TT", 128, 576, 1536, LOW, 6),
-    Point("NN", 32, 128, 784, SMALL, 4),
-    Point("NT", 32, 128, 784, SMALL, 4),
-    Point("TN", 32, 128, 784, SMALL, 4),
-    Point("TT", 32, 128, 784, SMALL, 4),
-    Point("NN", 32, 128, 64, SMALL),
-    Point("NT", 32, 128, 64, SMALL),
-    Point("TN", 32, 128, 64, SMALL),
-    Point("TT", 32, 128, 64, SMALL),
+    Point("NN TN", 128, 1536, 576, LOW4),
+    Point("NT TT", 128, 1536, 576, ROWS),
+    Point("NN NT TN TT", 128, 576, 1536, LOW, 6),
+    Point("NN TN", 128, 49152, 576, replace(WIDE, walk="ptr")),
+    Point("NT TT", 128, 49152, 576, WIDE),
+    Point("NN TN", 50, 2048, 720, SMALL),
+    Point("NT TT", 50, 2048, 720, LOW, 4),
+    Point("NN NT TN TT", 50, 720, 2048, ROWS, 6),
+    Point("NN NT TN TT", 512, 512, 512, ROWS),
+    Point("NN NT TN TT", 2048, 512, 128, MID),
+    Point("NN NT TN TT", 128, 128, 784, SMALL, 8),
+    Point("NN NT TN TT", 32, 128, 784, SMALL, 8),
+    Point("NN NT TN TT", 784, 128, 32, SMALL),
+    Point("NN NT TN TT", 32, 128, 64, SMALL),
 )
 
 
-def choose(kind: str, m: int, n: int, k: int, matrices: int, backend: str, usable: Callable[[Tile], bool]) -> Point:
-    """The usable point nearest to these sizes. Matrices of a batch count like further columns; results that a tile would
-    make for nothing count twice."""
+def choose(kind: str, m: int, n: int, k: int, matrices: int, backend: str, usable: Callable[[Tile], bool]) -> tuple[Tile, int]:
+    """Tile and slices of K of the usable point nearest to these sizes. Matrices of a batch count like further columns,
+    results that a tile would make for nothing count twice."""
 
     def distance(x: Point) -> float:
         away = abs(log2(m / x.m)) + abs(log2(n * matrices / x.n)) + abs(log2(k / x.k)) / 2
-        waste = log2(-(-m // x.tile.bm) * x.tile.bm * -(-n // x.tile.bn) * x.tile.bn / (m * n))
-        return away + 2 * waste + (0 if x.kind == kind else 100)
+        waste = log2(_tiles(x.tile, m, n) * x.tile.bm * x.tile.bn / (m * n))
+        return away + 2 * waste
 
-    points = [x for x in POINTS if x.backend in ("", backend) and usable(x.tile)]
-    return min(points, key=distance)
+    points = [x for x in POINTS if kind in x.kinds and x.backend in ("", backend) and usable(x.tile)]
+    x = min(points, key=distance)
+    if x.split == 1:
+        return x.tile, 1
+    groups = _tiles(x.tile, x.m, x.n) * x.split  # the measured number of workgroups, unless slices become too short for it
+    slices = min(round(groups / (_tiles(x.tile, m, n) * matrices)), k // (2 * x.tile.span))
+    return x.tile, max(1, slices)
+
+
+def _tiles(tile: Tile, m: int, n: int) -> int:
+    return -(-m // tile.bm) * -(-n // tile.bn)

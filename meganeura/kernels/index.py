@@ -148,7 +148,14 @@ def _launch(call: Call, walk: _Walk, window: _Window, profile: Profile) -> Launc
     row = bool(lanes and walk.sizes) and walk.index[-1] == 0 and entries >= lanes
     team = Team("subgroup", lanes, 64) if row else Team("lane", 1, 64 if profile.family == "cpu" else 256)
     form = GatherForm(bound.operands, bound.access, team, len(walk.sizes), bool(call.attrs.get("wrap", False)))
-    kernel = Kernel(("gather", form), lambda profile: gather_source(form, profile), (*bound.access, "read_write"), call.op.name, scalars=True)
+    kernel = Kernel(
+        ("gather", form),
+        lambda profile: gather_source(form, profile),
+        (*bound.access, "read_write"),
+        call.op.name,
+        scalars=True,
+        trusted=True,
+    )
     total = out.numel // (width * (entries if row else 1))
     sizes, steps = list(walk.sizes), [s // width for s in walk.table]
     if sizes:

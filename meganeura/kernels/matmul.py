@@ -113,6 +113,8 @@ def _cut(group: list[Problem], limit: int, groups: int) -> list[list[Problem]]:
         for operand in range(3):
             if not name and _bytes(q, operand) > limit:
                 name = max((abs(s) * (n - 1), d) for d, (n, s) in _dims(q, operand).items())[1]
+    if not name and len(group) > 1 and slice_elements(p) * 4 * len(group) > limit:
+        name = "m" if p.m > p.n else "n"
     if not name:
         return [group]
     if name == "k":

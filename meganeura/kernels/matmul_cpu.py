@@ -8,10 +8,11 @@ No barriers, no workgroup memory: both cost more there than they save. See docs/
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..dtype import DType
 from .kernel import Kernel, Launch, Profile
+from .matmul_pack import PANEL, packed, packed_bytes
 from .matmul_problem import Problem
 from .matmul_wgsl import XYZW, Form, Types, finish, finish4, load, mac, matrix_place, module
 
@@ -73,6 +74,9 @@ def _lanes_a_step(rows: int) -> int:
 def _row_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
     """Setup and loads of the operand whose elements are broadcast."""
     dtype, value = f.types.a, f.types.value
+    if f.a == "p4":
+        setup = ["let a_panel = a_at + w.y * p.a_free + lane;"]
+        return setup, [f"let x{i} = a[a_panel + k * {PANEL // STEP}u + {i * LANES}u];" for i in range(PANEL // LANES)]
     if f.a == "f4":
         per = _lanes_a_step(tile.rows)
         together = min(STEP, LANES // per)  # steps of K that one load covers
@@ -108,6 +112,9 @@ def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
             k = f"k + {q}u" if q else "k"
             loads.append(f"let y{q} = {load(f'b[b_col + ({_at(f, k)}) * p.b_k]', dtype, value, True, _guard(f, k))};")
         return ["let b_col = b_at + min(c / 4u + lane, p.n / 4u - 1u);"], loads
+    if f.b == "p4":
+        setup = ["let b_panel = b_at + w.x * p.b_free + lane * 4u;"]
+        return setup, [f"let y{j} = b[b_panel + k * {PANEL // STEP}u + {j}u];" for j in range(4)]
     first = f"c + lane * {tile.wide}u"
     setup = [f"let b{j} = b_at + min({first} + {j}u, p.n - 1u) * p.b_free;" for j in range(tile.wide)]
     if f.b == "k4":
@@ -165,6 +172,30 @@ def gemv_rows(f: Form, profile: Profile) -> str:
     return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
 
 
+def gemv_columns(f: Form, blocks: int, profile: Profile) -> str:
+    """A row vector times a matrix contiguous along n ('f4'): a lane walks down `blocks` vec4 columns, 8 vec4s apart.
+
+    Grid: (ceil(N / (32 * blocks)), 1, matrices). The vector is read element by element ('k1').
+    """
+    value = f.types.value
+    body = [f"let c = w.x * {LANES * blocks}u + lane;", *matrix_place("w.z")]
+    for i in range(blocks):
+        body.append(f"let b{i} = b_at + min(c + {i * LANES}u, p.n / 4u - 1u); var c{i} = vec4<{value}>();")
+    body += ["var k = 0u;", "loop {", f"let x = vec4<{value}>({load('a[a_at + k * p.a_k]', f.types.a, value)}); let at = k * p.b_k;"]
+    for i in range(blocks):
+        body.append(f"c{i} = {mac(value, 'x', load(f'b[b{i} + at]', f.types.b, value, True), f'c{i}')};")
+    body.append("continuing { k += 1u; break if k >= p.k; } }")
+    for i in range(blocks):
+        quad = f"(c + {i * LANES}u)"
+        if f.out == "v4":
+            store = f"o[o_at + {quad}] = {finish4(f, [f'c{i}'], '0u', f'({quad} * 4u)')};"
+        else:
+            places = [f"({quad} * 4u + {q}u)" for q in range(4)]
+            store = " ".join(f"o[o_at + {x} * p.o_col] = {finish(f, f'c{i}.{XYZW[q]}', '0u', x)};" for q, x in enumerate(places))
+        body.append(f"if (c + {i * LANES}u < p.n / 4u) {{ {store} }}")
+    return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
+
+
 PORTABLE = Tile(8, 4)  # of a workgroup of `portable`: 8 rows x (4 columns an invocation)
 PORTABLE_SIZE = 16
 
@@ -209,17 +240,45 @@ def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
     if p.m == 1 and (f.a, f.b) == ("k4", "k4"):
         f = Form("k4", "k4", "v1", f.types)
         return [_launch("gemv_rows", None, f, p, (-(-p.n // GEMV_ROWS), 1), lambda profile: gemv_rows(f, profile))]
+    if p.m == 1 and f.b == "f4" and p.n >= 256:
+        blocks = 8 if p.n >= 1024 else 4
+        columns = Form("k1", "f4", f.out, f.types)
+        grid = (-(-p.n // (4 * LANES * blocks)), 1)
+        return [_launch(f"gemv_columns{blocks}", None, columns, p, grid, lambda profile: gemv_columns(columns, blocks, profile))]
     tile, q = min(_options(p), key=lambda option: cost(*option))
+    launches: list[Launch] = []
+    if tile == PACKED:
+        q, launches = _pack(q, profile, temps)
     g = form(q, tile)
-    return [_launch("gemm", tile, g, q, (-(-q.n // tile.cols), -(-q.m // tile.rows)), lambda profile: gemm(tile, g, profile))]
+    grid = (-(-q.n // tile.cols), -(-q.m // tile.rows))
+    return [*launches, _launch("gemm", tile, g, q, grid, lambda profile: gemm(tile, g, profile))]
+
+
+PACKED = Tile(PANEL, PANEL // LANES)
+PAGE = 4096
+
+
+def _pack(p: Problem, profile: Profile, temps: list[int]) -> tuple[Problem, list[Launch]]:
+    """The problem with panels for operands whose rows lie whole pages apart and are read often enough."""
+    launches = []
+    for name, side, other in (("a", p.a, p.n), ("b", p.b, p.m)):
+        kind = side.form(p.k)
+        apart = abs(side.free if kind.startswith("k") else side.inner) * side.dtype.itemsize
+        often = other >= (1024 if kind == "f4" else 256)
+        fits = packed_bytes(p, side) <= profile.max_binding
+        if fits and often and (kind.endswith("1") or (apart and apart % PAGE == 0)):
+            launch, made = packed(p, side, temps)
+            launches.append(launch)
+            p = replace(p, a=made) if name == "a" else replace(p, b=made)
+    return p, launches
 
 
 def form(p: Problem, tile: Tile) -> Form:
     """How the kernels here access a problem's operands with this tile. Element loads do not care which
     dimension is contiguous, so there is one form of them."""
     a, b = (s.form(p.k) for s in (p.a, p.b))
-    a = a if a == "k4" or (a == "f4" and tile.rows >= 4) else "k1"
-    b = b if b == "k4" or (b == "f4" and tile.wide == 4) else "k1"
+    a = a if a in ("k4", "p4") or (a == "f4" and tile.rows >= 4) else "k1"
+    b = b if b in ("k4", "p4") or (b == "f4" and tile.wide == 4) else "k1"
     out = p.out.form(p.n) if tile.wide == 4 else "v1"
     return Form(a, b, out, Types.of(p), tail=p.k % STEP != 0)
 
@@ -231,15 +290,18 @@ def _options(p: Problem) -> list[tuple[Tile, Problem]]:
 def cost(tile: Tile, p: Problem) -> float:
     """Predicted nanoseconds of one core, from measured costs of loads, stores and products, and a share of the build time."""
     f = form(p, tile)
-    quad, single = 2.2, 3.5
+    quad, singles = 13.0, 22.0 if f.tail else 16.0  # a vec4 in every lane, loaded at once or one by one
     rows_loaded = 1 if f.a == "f4" and tile.rows <= 8 else -(-tile.rows // LANES)
-    loads = rows_loaded * (4 * single if f.a == "k1" else quad)
-    loads += {"k4": tile.wide * quad, "f4": 4 * quad, "k1": tile.wide * 4 * single}[f.b]
-    step = 25 + loads + 0.33 * tile.rows * tile.wide * STEP
-    stores = tile.rows * (2.5 if f.out == "v4" else tile.wide * single)
+    loads = rows_loaded * (singles if f.a == "k1" else quad)
+    loads += {"k4": tile.wide * quad, "f4": STEP * quad, "k1": tile.wide * singles}[f.b]
+    step = 25 + loads + 0.2 * tile.rows * tile.wide * STEP
+    stores = tile.rows * (quad if f.out == "v4" else tile.wide * 5)
     groups = -(-p.m // tile.rows) * -(-p.n // tile.cols) * p.matrices
     build = 20e6 + 4e6 * tile.rows * (1 if f.out == "v4" else tile.wide)
-    return groups * (130 + stores + -(-p.k // STEP) * step) + build / 5000
+    return groups * (130 + stores + -(-p.k // STEP) * step) + build / BUILD_SHARE
+
+
+BUILD_SHARE = 5000  # uses over which a pipeline's build time is spread when tiles are compared
 
 
 def _portable(p: Problem) -> Launch:
@@ -253,4 +315,4 @@ def _portable(p: Problem) -> Launch:
 def _launch(name: str, tile: Tile | None, f: Form, p: Problem, grid: tuple[int, int], source: Callable[[Profile], str]) -> Launch:
     kernel = Kernel(("matmul", name, tile, f), source, ("read", "read", "read_write"), label=f"matmul_{name}", trusted=True)
     bindings = (p.a.binding, p.b.binding, p.out.binding)
-    return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses, 0), ranges=p.ranges())
+    return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses), ranges=p.ranges())

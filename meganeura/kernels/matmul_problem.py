@@ -13,9 +13,13 @@ from ..shape import Shape, broadcast_strides, collapse
 from ..storage import Layout
 from .template import pack
 
-FIELDS = tuple(
-    "m n k inner a_off a_free a_k a_b0 a_b1 b_off b_free b_k b_b0 b_b1 o_off o_row o_col o_b0 o_b1 first split depth o_slice".split()
-)
+FIELDS = (
+    "m", "n", "k", "inner",
+    "a_off", "a_free", "a_k", "a_b0", "a_b1",
+    "b_off", "b_free", "b_k", "b_b0", "b_b1",
+    "o_off", "o_row", "o_col", "o_b0", "o_b1",
+    "split", "depth", "o_slice",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Side:
     batch: tuple[int, int]
     extent: int  # size of the free dimension
     part: tuple[int, int] | None = None  # (byte offset, byte size) bound, when not the whole buffer
+    panels: bool = False  # packed by matmul_pack: strides count vec4s, free from panel to panel
 
     def aligned(self) -> bool:
         """Whether every matrix and, along the dimension that is not contiguous, every row starts at a multiple of 4."""
@@ -38,7 +43,9 @@ class Side:
 
     def form(self, k: int) -> str:
         """How a kernel may load it: 'k4' vec4 along k, 'f4' vec4 along the free dimension, 'k1' or 'f1' single elements
-        (any strides; the letter is the dimension that neighbours should walk)."""
+        (any strides; the letter is the dimension that neighbours should walk), 'p4' panels."""
+        if self.panels:
+            return "p4"
         if self.inner == 1 and k % 4 == 0 and self.aligned():
             return "k4"
         if self.free == 1 and self.extent % 4 == 0 and self.aligned():
@@ -46,7 +53,7 @@ class Side:
         return "k1" if abs(self.inner) <= abs(self.free) or self.extent == 1 else "f1"
 
     def words(self, form: str) -> list[int]:
-        """offset, free, inner and batch strides as a kernel of this form counts them (vec4s for k4 and f4)."""
+        """offset, free, inner and batch strides as a kernel of this form counts them (vec4s for k4 and f4; panels already are)."""
         numbers = [self.offset, self.free, self.inner, *self.batch]
         return [x // 4 for x in numbers] if form in ("k4", "f4") else numbers
 
@@ -107,13 +114,12 @@ class Problem:
             return None
         return tuple(x if x is not None else (0, 0) for x in parts)
 
-    def params(self, forms: tuple[str, str, str], first: int, split: int = 1, depth: int = 0, slice_step: int = 0) -> bytes:
-        """The uniform of one launch (see FIELDS): matrices from `first` on; K in `split` slices of `depth`, whose results
-        lie `slice_step` elements apart."""
+    def params(self, forms: tuple[str, str, str], split: int = 1, depth: int = 0, slice_step: int = 0) -> bytes:
+        """The uniform of one launch (see FIELDS): K in `split` slices of `depth`, whose results lie `slice_step` elements apart."""
         fa, fb, fo = forms
         step = slice_step // 4 if fo == "v4" else slice_step
         words = [self.m, self.n, self.k, self.batch[1], *self.a.words(fa), *self.b.words(fb), *self.out.words(fo)]
-        return pack([*words, first, split, depth or self.k, step])
+        return pack([*words, split, depth or self.k, step])
 
 
 def problem(a: Layout, b: Layout, out: Layout, bindings: tuple[int, int, int]) -> Problem | None:

@@ -12,10 +12,14 @@ from .matmul_wgsl import ACC, Form, Types, finish, finish4
 FIELDS = ("count", "cols", "rows", "inner", "step", "o_off", "o_row", "o_col", "o_b0", "o_b1")
 
 
+def computed(p: Problem) -> DType:
+    """The dtype that holds sums as they are computed."""
+    return {"f32": D.float32, "i32": D.int32}.get(Types.of(p).value, D.uint32)
+
+
 def partial(p: Problem, binding: int, offset: int = 0) -> Result:
     """Where one slice of sums goes: [matrices, M, N] without gaps, in the type computed in."""
-    dtype = {"f32": D.float32, "i32": D.int32}.get(Types.of(p).value, D.uint32)
-    return Result(binding, dtype, offset, p.n, 1, (p.batch[1] * p.m * p.n, p.m * p.n))
+    return Result(binding, computed(p), offset, p.n, 1, (p.batch[1] * p.m * p.n, p.m * p.n))
 
 
 def slice_elements(p: Problem) -> int:

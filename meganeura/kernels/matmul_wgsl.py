@@ -101,7 +101,7 @@ def finish4(f: Form, accs: Sequence[str], row: str, col: str) -> str:
 def matrix_place(number: str) -> list[str]:
     """Lines giving the first element of a matrix of both operands and of the result, by its number: a_at, b_at, o_at."""
     return [
-        f"let mat = p.first + {number}; let mat0 = mat / p.inner; let mat1 = mat % p.inner;",
+        f"let mat = {number}; let mat0 = mat / p.inner; let mat1 = mat % p.inner;",
         "let a_at = p.a_off + mat0 * p.a_b0 + mat1 * p.a_b1;",
         "let b_at = p.b_off + mat0 * p.b_b0 + mat1 * p.b_b1;",
         "let o_at = p.o_off + mat0 * p.o_b0 + mat1 * p.o_b1;",

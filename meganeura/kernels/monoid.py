@@ -108,8 +108,9 @@ REFERRED = Monoid(
     "referred",
     (("n", "f32"), ("mean", "f32"), ("m2", "f32"), ("near", "f32")),
     "Referred(0.0, 0.0, 0.0, 0.0)",
-    "let n = a.n + b.n; let k = 1.0 / max(n, 1.0); let d = b.mean - a.mean; "
-    "return Referred(n, a.mean * (a.n * k) + b.mean * (b.n * k), a.m2 + b.m2 + d * d * (a.n * b.n * k), select(b.near, a.near, a.n > 0.0));",
+    "let near = select(b.near, a.near, a.n > 0.0); let mean = select(b.mean + (b.near - near), 0.0, b.n == 0.0); "
+    "let n = a.n + b.n; let k = 1.0 / max(n, 1.0); let d = mean - a.mean; "
+    "return Referred(n, a.mean * (a.n * k) + mean * (b.n * k), a.m2 + b.m2 + d * d * (a.n * b.n * k), near);",
     struct="Referred",
 )
 SOFTMAX = Monoid(
@@ -203,3 +204,10 @@ class Team:
             f"    if (thread < h) {{ a = merge_{m.name}(a, {get.replace('{}', 'thread + h')}); {put.replace('{}', 'thread')}}}\n  }}\n"
             f"  workgroupBarrier();\n  return {get.replace('{}', '0')};\n}}\n"
         )
+
+
+def tree(values: list[str], sign: str = "+") -> str:
+    """A sum (or product) taken pairwise."""
+    while len(values) > 1:
+        values = [f"({a} {sign} {b})" for a, b in zip(values[::2], values[1::2], strict=False)] + values[len(values) // 2 * 2 :]
+    return values[0]

@@ -1,8 +1,9 @@
 """Reductions (archetype Reduce) over any dimensions of any layout.
 
 In: a Call of a Reduce op. Out: one launch, or two where the work is split in parts whose partial results meet in a
-temporary. Either a team (monoid.Team) shares the elements of one result, or an invocation owns one result (four
-neighbouring ones) and walks the reduced dimensions alone; kept and reduced dimensions are collapsed first.
+temporary (more where an input exceeds a binding). Either a team (monoid.Team) shares the elements of one result, or an
+invocation owns one result (four neighbouring ones) and walks the reduced dimensions alone; kept and reduced dimensions
+are collapsed first.
 """
 
 from __future__ import annotations
@@ -10,29 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..dtype import uint32
-from ..errors import DeviceError
-from ..ops.archetype import Reduce
-from ..shape import Shape, broadcast_shapes, broadcast_strides, collapse, numel
+from ..shape import Shape
 from ..storage import Layout
 from . import template as T
 from .kernel import TEMP, Call, Kernel, Launch, Lowered, Profile
 from .monoid import Team
-from .operand import Operand, bind, mixed
+from .operand import Operand, bind
+from .reduce_problem import Problem, problem_of
 from .reduce_wgsl import BLOCK, ReduceForm, monoid_of, source
 
 DEPTH = 512  # elements one accumulator takes in (four at a time) before partial results are merged: numpy's accuracy
 SHALLOW = 32  # rows of a wide matrix a software device adds up at a time: more streams than it can prefetch cost 2.5 times
 TEAMS = 1024  # teams that fill a GPU
 LANES = 65536  # invocations that fill a GPU
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    operand: Operand
-    number: int
-    layout: Layout
-    kept: Shape  # strides over the collapsed kept dimensions
-    inner: Shape  # strides over the collapsed reduced dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,67 +45,49 @@ class _Plan:
         return self.adds // self.unroll
 
 
-class _Problem:
-    """The geometry of a call."""
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """Where partial results go: word `at + result * results + part * parts + lane * lanes` of each part of the accumulator,
+    whose words are `total` apart."""
 
-    def __init__(self, call: Call, profile: Profile) -> None:
-        arch = call.op.archetype
-        assert isinstance(arch, Reduce)
-        self.call, self.profile, self.arch = call, profile, arch
-        layouts = [x for x in call.inputs if x is not None]
-        shape = broadcast_shapes(*(x.shape for x in layouts))
-        dims = call.attrs["dim"]
-        kept = [d for d in range(len(shape)) if d not in dims]
-        strides = [broadcast_strides(x.shape, x.strides, shape) for x in layouts]
-        self.sizes, kept_strides = collapse(tuple(shape[d] for d in kept), *(tuple(s[d] for d in kept) for s in strides))
-        self.inner, inner_strides = collapse(tuple(shape[d] for d in dims), *(tuple(s[d] for d in dims) for s in strides))
-        self.kept, self.n = numel(self.sizes), numel(self.inner)
-        tensors = [i for i, x in enumerate(call.inputs) if x is not None]
-        self.inputs = [
-            _Input(Operand(call.names[i], x.dtype, call.compute[i]), i, x, k, r)
-            for i, x, k, r in zip(tensors, layouts, kept_strides, inner_strides, strict=True)
-        ]
-        self.out = call.outputs[0]
-        if not self.out.contiguous:
-            raise DeviceError(f"{call.op.name}: the result of a reduction must be contiguous, not {self.out!r}")
-
-    def wide(self, team: bool) -> bool:
-        """Whether entries of four elements can be loaded along the reduced (team) or kept dimensions."""
-        sizes = self.inner if team else self.sizes
-        if not sizes or sizes[-1] % 4 or self.n == 0:
-            return False
-        for x in self.inputs:
-            along, others = (x.inner, x.kept) if team else (x.kept, x.inner)
-            if along[-1] != 1 or x.layout.offset % 4 or any(s % 4 for s in (*along[:-1], *others)):
-                return False
-        trial = [(replace(x.operand, width=4), x.number, x.layout) for x in self.inputs]
-        return not mixed([*trial, (Operand("out", self.out.dtype), len(self.call.inputs), self.out)], self.call.alias)
+    total: int
+    at: int
+    results: int
+    parts: int
+    lanes: int
 
 
 def lower(call: Call, profile: Profile) -> Lowered:
-    """One or two launches for a Reduce op."""
-    problem = _Problem(call, profile)
-    if problem.kept == 0:
+    """A launch for a Reduce op, or several whose partial results another one merges."""
+    whole = problem_of(call, profile)
+    launches: list[Launch] = []
+    temps: list[int] = []
+    if whole.kept == 0:
         return Lowered(())
-    plan = _plan(problem)
-    parts = plan.parts[0] * plan.parts[1]
-    if parts == 1:
-        return Lowered((_first(problem, plan, None),))
-    form_parts = len(monoid_of(problem.arch.kind, _accumulator(problem)).parts)
-    total = problem.kept * parts
-    return Lowered((_first(problem, plan, TEMP(0)), _second(problem, plan, total)), (total * form_parts * 4,))
+    for group in whole.slabs():
+        plans = [_plan(slab) for slab in group]
+        counts = [plan.parts[0] * plan.parts[1] for plan in plans]
+        kept, parts = group[0].kept, sum(counts)
+        if parts == 1:
+            launches.append(_first(group[0], plans[0], None, 0))
+            continue
+        along = plans[0].team.form == "lane"  # the parts of a result are far apart, as its elements were
+        step, near = (1, kept) if along else (parts, 1)
+        for i, (slab, plan) in enumerate(zip(group, plans, strict=True)):
+            lane = plan.width if plan.team.form == "lane" else 1
+            store = _Store(kept * parts, sum(counts[:i]) * near, step * lane, near, step)
+            launches.append(_first(slab, plan, store, TEMP(len(temps))))
+        launches.append(_second(group[0], whole.n, TEMP(len(temps)), parts, (step, near)))
+        temps.append(_words(whole, kept * parts).numel * 4)
+    return Lowered(tuple(launches), tuple(temps))
 
 
-def _accumulator(problem: _Problem) -> str:
-    """WGSL type that is accumulated (of the values compared, for argmax and argmin)."""
-    if problem.arch.kind in ("argmax", "argmin"):
-        value = problem.call.compute[0].value
-    else:
-        value = problem.out.dtype.value
-    return "u32" if value == "bool" else value
+def _words(problem: Problem, total: int) -> Layout:
+    """The temporary of `total` partial results."""
+    return Layout(uint32, (total * len(monoid_of(problem.arch.kind, problem.accumulator).parts),))
 
 
-def _plan(problem: _Problem) -> _Plan:
+def _plan(problem: Problem) -> _Plan:
     """Choose who reduces: by which dimension is contiguous, and how many results there are."""
     x = problem.inputs[0]
     n, kept, profile = problem.n, problem.kept, problem.profile
@@ -128,7 +101,7 @@ def _plan(problem: _Problem) -> _Plan:
     return _lane_plan(problem)
 
 
-def _team_plan(problem: _Problem, lanes: int) -> _Plan:
+def _team_plan(problem: Problem, lanes: int) -> _Plan:
     profile, kept = problem.profile, problem.kept
     width = 4 if problem.wide(True) else 1
     entries = problem.n // width
@@ -152,10 +125,19 @@ def _team_plan(problem: _Problem, lanes: int) -> _Plan:
     outer_parts = min(outer, parts)
     outer_chunk = -(-outer // outer_parts)
     chunk = _round(-(-inner // -(-parts // outer_parts)), team.width * unroll)
-    return _Plan(team, width, True, unroll, (-(-outer // outer_chunk), max(1, -(-inner // chunk))), (outer_chunk, chunk), outer_chunk * chunk // team.width, exact)
+    return _Plan(
+        team,
+        width,
+        True,
+        unroll,
+        (-(-outer // outer_chunk), max(1, -(-inner // chunk))),
+        (outer_chunk, chunk),
+        outer_chunk * chunk // team.width,
+        exact,
+    )
 
 
-def _lane_plan(problem: _Problem) -> _Plan:
+def _lane_plan(problem: Problem) -> _Plan:
     profile, n = problem.profile, problem.n
     width = 4 if problem.wide(False) else 1
     entries = problem.kept // width
@@ -171,12 +153,12 @@ def _round(value: int, step: int) -> int:
     return max(1, -(-value // step)) * step
 
 
-def _form(problem: _Problem, plan: _Plan, partial: bool) -> ReduceForm:
+def _form(problem: Problem, plan: _Plan, partial: bool) -> ReduceForm:
     arch = problem.arch
     named = {*T.names_in(arch.pre), *T.names_in(arch.post)}
     return ReduceForm(
         kind=arch.kind,
-        accumulator=_accumulator(problem),
+        accumulator=problem.accumulator,
         pre=arch.pre or "{" + problem.call.names[0] + "}",
         post=arch.post,
         operands=(),
@@ -187,7 +169,7 @@ def _form(problem: _Problem, plan: _Plan, partial: bool) -> ReduceForm:
         nested=plan.nested,
         unroll=plan.unroll,
         exact=plan.exact,
-        blocked=arch.kind == "sum" and _accumulator(problem) == "f32" and plan.turns > 2 * BLOCK,
+        blocked=arch.kind == "sum" and problem.accumulator == "f32" and plan.turns > 2 * BLOCK,
         split=plan.parts != (1, 1),
         ranks=(len(problem.sizes), len(problem.inner)),
         partial=partial,
@@ -195,15 +177,14 @@ def _form(problem: _Problem, plan: _Plan, partial: bool) -> ReduceForm:
     )
 
 
-def _first(problem: _Problem, plan: _Plan, temp: int | None) -> Launch:
-    """The launch that reads the inputs; it writes partial results to `temp`, or the results."""
-    form = _form(problem, plan, temp is not None)
-    ins = [(replace(x.operand, width=plan.width), x.number, x.layout) for x in problem.inputs]
-    parts = plan.parts[0] * plan.parts[1]
-    if temp is None:
+def _first(problem: Problem, plan: _Plan, store: _Store | None, temp: int) -> Launch:
+    """The launch that reads the inputs; it stores partial results in `temp`, or the results."""
+    form = _form(problem, plan, store is not None)
+    ins = [(replace(x.operand, width=plan.width), x.number, x.layout(problem.sizes, problem.inner)) for x in problem.inputs]
+    if store is None:
         out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
     else:
-        out = (Operand("out", uint32, write=True), temp, Layout(uint32, (problem.kept * parts,)))
+        out = (Operand("out", uint32, write=True), temp, _words(problem, store.total))
     bound = bind([*ins, out], problem.call.alias, problem.profile, problem.call.op.name)
     form = replace(form, operands=bound.operands, access=bound.access)
     lane = plan.team.form == "lane"
@@ -214,11 +195,15 @@ def _first(problem: _Problem, plan: _Plan, temp: int | None) -> Launch:
     if inner:
         inner[-1] //= across
     kept = problem.kept // along
-    words = [kept, kept * parts, problem.n, *plan.parts, *plan.chunks, *sizes, *inner]
+    teams = kept * plan.parts[0] * plan.parts[1]
+    words = [kept, teams, problem.n, problem.first_number, *plan.parts, *plan.chunks, *sizes, *inner]
     for x, shift in zip(problem.inputs, bound.shifts, strict=False):
-        words += [(x.layout.offset - shift) // plan.width, *_entries(x.kept, lane, plan.width), *_entries(x.inner, not lane, plan.width)]
-    words += [0 if temp is not None else problem.out.offset - bound.shifts[-1]]
-    return _launch(problem, form, bound.numbers, words, kept * parts, bound.ranges)
+        words += [(x.offset - shift) // plan.width, *_entries(x.kept, lane, plan.width), *_entries(x.inner, not lane, plan.width)]
+    if store is None:
+        words += [problem.out.offset + problem.first_result - bound.shifts[-1]]
+    else:
+        words += [store.at, store.total, store.results, store.parts, store.lanes]
+    return _launch(problem, form, bound.numbers, words, teams, bound.ranges)
 
 
 def _entries(strides: Shape, along: bool, width: int) -> list[int]:
@@ -228,10 +213,9 @@ def _entries(strides: Shape, along: bool, width: int) -> list[int]:
     return [1 if along and d == len(strides) - 1 else s // width for d, s in enumerate(strides)]
 
 
-def _second(problem: _Problem, plan: _Plan, total: int) -> Launch:
-    """The launch that merges the partial results."""
+def _second(problem: Problem, n: int, temp: int, parts: int, steps: tuple[int, int]) -> Launch:
+    """The launch that merges the partial results of `n` elements each; `steps` from result to result and from part to part."""
     profile, kept = problem.profile, problem.kept
-    parts = total // kept
     lanes = T.lanes(profile)
     if kept >= (64 if profile.family == "cpu" else 4096) or parts <= 16 or (profile.family == "cpu" and not lanes):
         team = Team("lane", 1, 64)
@@ -240,22 +224,21 @@ def _second(problem: _Problem, plan: _Plan, total: int) -> Launch:
     else:
         size = min(256, max(32, 1 << (parts - 1).bit_length()))
         team = Team("group", size, size, subgroups=profile.subgroups)
-    second = _Plan(team, 1, False, 4, (1, 1), (1, parts), parts // team.width)
-    form = replace(_form(problem, second, False), partials=True)
-    temp = (Operand("partials", uint32, uint32), TEMP(0), Layout(uint32, (total,)))
+    plan = _Plan(team, 1, False, 4, (1, 1), (1, parts), parts // team.width)
+    total = kept * parts
+    partials = (Operand("partials", uint32, uint32), temp, _words(problem, total))
     out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
-    bound = bind([temp, out], problem.call.alias, profile, problem.call.op.name)
-    form = replace(form, operands=bound.operands, access=bound.access, ranks=(0, 0))
-    steps = (1, kept) if plan.team.form == "lane" else (parts, 1)
-    words = [kept, kept, problem.n, 1, 1, 1, second.chunks[1], total, parts, *steps, problem.out.offset - bound.shifts[1]]
-    return _launch(problem, form, bound.numbers, words, kept, bound.ranges)
+    bound = bind([partials, out], problem.call.alias, profile, problem.call.op.name)
+    form = replace(_form(problem, plan, False), partials=True, operands=bound.operands, access=bound.access, ranks=(0, 0))
+    at = problem.out.offset + problem.first_result - bound.shifts[1]
+    return _launch(problem, form, bound.numbers, [kept, kept, n, 0, 1, 1, 1, parts, total, parts, *steps, at], kept, bound.ranges)
 
 
 def _launch(
-    problem: _Problem, form: ReduceForm, numbers: tuple[int, ...], words: list[int], teams: int, ranges: tuple[tuple[int, int], ...] | None
+    problem: Problem, form: ReduceForm, numbers: tuple[int, ...], words: list[int], teams: int, ranges: tuple[tuple[int, int], ...] | None
 ) -> Launch:
-    kernel = Kernel(("reduce", form), lambda profile: source(form, profile), form.access, problem.call.op.name, scalars=bool(form.scalars))
+    kernel = Kernel(
+        ("reduce", form), lambda profile: source(form, profile), form.access, problem.call.op.name, scalars=bool(form.scalars), trusted=True
+    )
     grid = T.grid(-(-teams // form.team.rows))
     return Launch(kernel, numbers, grid, T.pack(words), T.scalar_entries(problem.call, form.scalars), ranges)
-
-

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from . import template as T
 from .kernel import Profile
-from .monoid import ALL, ANY, PLACE, REFERRED, Monoid, Team, extremum, order_key, product, total
+from .monoid import ALL, ANY, PLACE, REFERRED, Monoid, Team, extremum, order_key, product, total, tree
 from .operand import Operand, declare
-from .row_wgsl import tree
 
 BLOCK = 16  # turns of a loop whose sum is added up apart
 
@@ -41,14 +40,14 @@ class ReduceForm:
 
     def fields(self) -> list[str]:
         """Parameter names, in the order of reduce._first and reduce._second."""
-        out = ["kept", "teams", "n", "outer_parts", "inner_parts", "outer_chunk", "inner_chunk"]
+        out = ["kept", "teams", "n", "number", "outer_parts", "inner_parts", "outer_chunk", "inner_chunk"]
         if self.partials:
             return [*out, "total", "parts", "kept_step", "part_step", "out_at"]
         kept, inner = self.ranks
         out += [*(f"size{d}" for d in range(kept)), *(f"inner{d}" for d in range(inner))]
         for o in self.operands[:-1]:
             out += [f"{o.tag}_at", *(f"{o.tag}_s{d}" for d in range(kept)), *(f"{o.tag}_r{d}" for d in range(inner))]
-        return [*out, "out_at"]
+        return [*out, "out_at", *(("total", "results", "parts", "lanes") if self.partial else ())]
 
 
 def monoid_of(kind: str, type_: str) -> Monoid:
@@ -207,7 +206,7 @@ class _Source:
         """The row-major number of an element within the reduced dimensions."""
         rank = self.form.ranks[1]
         entry = f"(o * p.inner{rank - 1} + {index})" if self.form.nested and rank > 1 else f"({index})"
-        return f"({entry} * 4u + {lane}u)" if self.form.width == 4 and not self.lane else entry
+        return f"(p.number + {entry} * 4u + {lane}u)" if self.form.width == 4 and not self.lane else f"(p.number + {entry})"
 
     # --- accumulating ---
 
@@ -226,9 +225,8 @@ class _Source:
         lane = a if self.lane else 0
         out = ""
         if a == 0:
-            rank = self.form.ranks[1]
-            zero = [f"let {o.tag}_9 = {o.entry(f'{o.tag}_b')};" for o in self.inputs]
-            out = " ".join(zero) + f" // the first of {rank} reduced dimensions\n"
+            for o in self.inputs:
+                out += f"var {o.tag}_9: {T.element(o.dtype, o.width)}; if (p.n > 0u) {{ {o.tag}_9 = {o.entry(f'{o.tag}_b')}; }}\n"
         return out + f"let near{a} = {self.value(9, lane)}; var sum{a} = 0.0; var square{a} = 0.0; var count{a} = 0.0;\n"
 
     def turn(self, indices: list[str]) -> str:
@@ -244,7 +242,9 @@ class _Source:
         (o,) = self.inputs
         out = []
         for u, index in enumerate(indices):
-            words = [f"{o.entry(f'{c}u * p.total + result * p.kept_step + ({index}) * p.part_step')}" for c in range(len(self.monoid.parts))]
+            words = [
+                f"{o.entry(f'{c}u * p.total + result * p.kept_step + ({index}) * p.part_step')}" for c in range(len(self.monoid.parts))
+            ]
             parts = [w if t == "u32" else f"bitcast<{t}>({w})" for w, (_, t) in zip(words, self.monoid.parts, strict=True)]
             out.append(f"acc{u} = merge_{self.monoid.name}(acc{u}, {self.monoid.make(*parts)});")
         return "\n  ".join(out)
@@ -309,12 +309,12 @@ class _Source:
     def put(self, value: str, a: int) -> str:
         """Store a result, or a partial result, from a value of the monoid."""
         if self.form.partial:
-            width = self.form.width if self.lane else 1
             out = []
             for c, (part, type_) in enumerate(self.monoid.parts):
                 field = self.monoid.field(value, part)
                 word = field if type_ == "u32" else f"bitcast<u32>({field})"
-                out.append(f"{self.out.entry(f'{c}u * p.teams * {width}u + id * {width}u + {a}u')} = {word};")
+                at = f"{c}u * p.total + p.out_at + result * p.results + part * p.parts + {a}u * p.lanes"
+                out.append(f"{self.out.entry(at)} = {word};")
             return " ".join(out)
         names, types = self.exposed(value)
         code = T.substitute(self.form.post, self.known | names)

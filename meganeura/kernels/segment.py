@@ -129,9 +129,13 @@ def _keys(found: _Segments, index: Layout, number: int, stride: int, target: int
     words = [found.count, padded, found.size, index.offset - bound.shifts[0], stride, 0 if ignore is None else ignore]
     key = ("segment keys", bound.operands, bound.access, ignore is not None, wrap)
     kernel = Kernel(
-        key, lambda profile: _keys_source(bound.operands, bound.access, ignore is not None, wrap), (*bound.access, "read_write"), call.op.name,
+        key,
+        lambda profile: _keys_source(bound.operands, bound.access, ignore is not None, wrap),
+        (*bound.access, "read_write"),
+        call.op.name,
         scalars=True,
-    )  # fmt: skip
+        trusted=True,
+    )
     ranges = None if bound.ranges is None else (*bound.ranges, (0, 16))
     return Launch(kernel, (*bound.numbers, STATUS), T.grid(-(-padded // 64)), T.pack(words), T.scalar_entries(call, (), True), ranges)
 
@@ -173,9 +177,10 @@ def _bound_out(found: _Segments, low: int, high: int) -> Layout:
 def _clear(found: _Segments) -> list[Launch]:
     """Launches that write zeros to the whole output."""
     made = []
-    for low, high in _windows(found):
-        out = _bound_out(found, low, high)
-        made.append(_launch(found, "clear", [(Operand("out", out.dtype, write=True, width=found.width), 2, out)], (low, high), out.numel // found.width))
+    for rows in _windows(found):
+        out = _bound_out(found, *rows)
+        operand = Operand("out", out.dtype, write=True, width=found.width)
+        made.append(_launch(found, "clear", [(operand, 2, out)], rows, out.numel // found.width))
     return made
 
 
@@ -200,7 +205,7 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
 def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout]], rows: tuple[int, int], total: int) -> Launch:
     bound = bind(items, found.call.alias, found.profile, found.call.op.name)
     form = SegmentForm(stage, bound.operands, bound.access, found.width, found.accumulator.value)
-    kernel = Kernel(("segment", form), lambda profile: _source(form, profile), form.access, found.call.op.name)
+    kernel = Kernel(("segment", form), lambda profile: _source(form, profile), form.access, found.call.op.name, trusted=True)
     shift = {o.name: s for o, s in zip(bound.operands, bound.shifts, strict=True)}
     low, high = rows
     w = found.width
@@ -208,26 +213,37 @@ def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout
     values_at = found.values.offset - shift.get("values", 0)
     words = [total, found.columns // w, found.count, found.block, low, high, out_at // w, values_at // w, found.rows // w]
     words += [found.step if w == 1 else 1, found.blocks * (found.columns // w)]
-    return Launch(kernel, bound.numbers, T.grid(-(-total // 64)), T.pack(words), (), bound.ranges)
+    each = 4 * T.WORKGROUP if stage == "clear" else 64
+    return Launch(kernel, bound.numbers, T.grid(-(-total // each)), T.pack(words), (), bound.ranges)
 
 
 def _source(form: SegmentForm, profile: Profile) -> str:
     named = {o.name: o for o in form.operands}
     out = named["out"]
     vector = form.accumulator if form.width == 1 else f"vec4<{form.accumulator}>"
-    store = out.put("p.out_at + (key - p.low) * p.columns + column", form.accumulator, [f"sum.{c}" for c in T.LANES] if form.width == 4 else ["sum"])
-    code = f"fn in_window(key: u32) -> bool {{ return key >= p.low && key < p.high; }}\n"
+    store = out.put(
+        "p.out_at + (key - p.low) * p.columns + column", form.accumulator, [f"sum.{c}" for c in T.LANES] if form.width == 4 else ["sum"]
+    )
+    code = "fn in_window(key: u32) -> bool { return key >= p.low && key < p.high; }\n"
     if form.stage != "clear":
         code += f"fn give(key: u32, column: u32, sum: {vector}) {{ if (in_window(key)) {{ {store} }} }}\n"
-    code += T.entry(profile, 64) + "let id = group * 64u + local;\nif (id >= p.total) { return; }\n"
-    code += {"clear": _clear_body, "blocks": _blocks_body, "join": _join_body}[form.stage](named, vector) + "}\n"
+    if form.stage == "clear":
+        code += T.entry(profile) + _clear_body(out) + "}\n"
+    else:
+        code += T.entry(profile, 64) + "let id = group * 64u + local;\nif (id >= p.total) { return; }\n"
+        code += {"blocks": _blocks_body, "join": _join_body}[form.stage](named, vector) + "}\n"
     front = T.header(profile, (o.dtype for o in form.operands), bool(T.lanes(profile))) + declare(form.operands, form.access)
     return front + T.uniform(len(form.access), form.fields()) + T.prelude(code) + code
 
 
-def _clear_body(named: dict[str, Operand], vector: str) -> str:
-    out = named["out"]
-    return f"{out.entry('p.out_at + id')} = {T.element(out.dtype, out.width)}();\n"
+def _clear_body(out: Operand) -> str:
+    """Four entries an invocation: workgroups cost more than stores on software Vulkan."""
+    zero = f"{T.element(out.dtype, out.width)}()"
+    text = f"let id = group * {4 * T.WORKGROUP}u + local;\n"
+    for i in range(4):
+        at = f"id + {i * T.WORKGROUP}u"
+        text += f"if ({at} < p.total) {{ {out.entry(f'p.out_at + {at}')} = {zero}; }}\n"
+    return text
 
 
 def _blocks_body(named: dict[str, Operand], vector: str) -> str:
@@ -243,14 +259,14 @@ def _blocks_body(named: dict[str, Operand], vector: str) -> str:
 let column = id - block * p.columns;
 let start = block * p.block;
 let end = min(p.count, start + p.block);
-var key = {keys.entry('start')};
+var key = {keys.entry("start")};
 var begun = false;
-if (start > 0u) {{ begun = {keys.entry('start - 1u')} == key; }}
+if (start > 0u) {{ begun = {keys.entry("start - 1u")} == key; }}
 var sum = {vector}();
 for (var t = start; t < end; t = t + 1u) {{
-  let k = {keys.entry('t')};
+  let k = {keys.entry("t")};
   if (k != key) {{
-    if (begun) {{ {partial.entry('id')} = sum; }} else {{ give(key, column, sum); }}
+    if (begun) {{ {partial.entry("id")} = sum; }} else {{ give(key, column, sum); }}
     key = k;
     begun = false;
     sum = {vector}();
@@ -258,8 +274,9 @@ for (var t = start; t < end; t = t + 1u) {{
   if (in_window(k)) {{ let row = {values.entry(at)}; sum = sum + {value}; }}
 }}
 var goes_on = false;
-if (end < p.count) {{ goes_on = {keys.entry('end')} == key; }}
-if (begun) {{ {partial.entry('id')} = sum; }} else if (goes_on) {{ {partial.entry('p.tails + id')} = sum; }} else {{ give(key, column, sum); }}
+if (end < p.count) {{ goes_on = {keys.entry("end")} == key; }}
+if (begun) {{ {partial.entry("id")} = sum; return; }}
+if (goes_on) {{ {partial.entry("p.tails + id")} = sum; }} else {{ give(key, column, sum); }}
 """
 
 
@@ -271,17 +288,17 @@ let column = id - block * p.columns;
 let start = block * p.block;
 var end = min(p.count, start + p.block);
 if (end == p.count) {{ return; }}
-let key = {keys.entry('end')};
-if ({keys.entry('end - 1u')} != key || !in_window(key)) {{ return; }}
-if (start > 0u) {{ if ({keys.entry('start - 1u')} == key) {{ return; }} }}
-var sum = {partial.entry('p.tails + id')};
+let key = {keys.entry("end")};
+if ({keys.entry("end - 1u")} != key || !in_window(key)) {{ return; }}
+if (start > 0u) {{ if ({keys.entry("start - 1u")} == key) {{ return; }} }}
+var sum = {partial.entry("p.tails + id")};
 var at = id;
 loop {{
   at = at + p.columns;
-  sum = sum + {partial.entry('at')};
+  sum = sum + {partial.entry("at")};
   end = min(p.count, end + p.block);
   if (end == p.count) {{ break; }}
-  if ({keys.entry('end')} != key) {{ break; }}
+  if ({keys.entry("end")} != key) {{ break; }}
 }}
 give(key, column, sum);
 """

@@ -72,7 +72,7 @@ def launches(sort: SortPlan, keys: int, temps: tuple[int, int, int, int], profil
 
 
 def _kernel(name: str, access: tuple[str, ...], source: Callable[[Profile], str]) -> Kernel:
-    return Kernel(("sort", name), source, access, f"sort {name}")
+    return Kernel(("sort", name), source, access, f"sort {name}", trusted=True)
 
 
 def _ranked(sort: SortPlan, bindings: tuple[int, int, int]) -> Launch:
@@ -82,7 +82,7 @@ def _ranked(sort: SortPlan, bindings: tuple[int, int, int]) -> Launch:
 
 def _scan(sort: SortPlan, counts: int, profile: Profile) -> Launch:
     width = 64 if profile.family == "cpu" else 256
-    kernel = Kernel(("sort", "scan", width), lambda profile: _places(width), ("read_write",), "sort scan")
+    kernel = Kernel(("sort", "scan", width), lambda profile: _places(width), ("read_write",), "sort scan", trusted=True)
     return Launch(kernel, (counts,), (1, 1, 1), T.pack([RADIX * sort.runs]))
 
 
@@ -91,7 +91,7 @@ def _scatter(first: bool, bindings: tuple[tuple[int, int], tuple[int, int], int]
     source, target, counts = bindings
     numbers = (source[0], counts, *target) if first else (source[0], counts, *target, source[1])
     access = ("read", "read", "read_write", "read_write", "read")[: len(numbers)]
-    kernel = Kernel(("sort", "scatter", first), lambda profile: _put(first), access, "sort scatter")
+    kernel = Kernel(("sort", "scatter", first), lambda profile: _put(first), access, "sort scatter", trusted=True)
     return Launch(kernel, numbers, grid, params)
 
 
@@ -107,24 +107,32 @@ def _rank(profile: Profile) -> str:
     """Each key's place: how many are less, or equal and earlier. Filling keys count for none."""
     out = T.storage(0, "keys", "vec4<u32>", "read") + T.storage(1, "sorted", "u32", "read_write")
     out += T.storage(2, "positions", "u32", "read_write") + T.uniform(3, ("count",))
-    return out + _HEAD + (
-        "if (id >= p.count) { return; }\nlet mine = keys[id / 4u][id & 3u];\nvar place = 0u;\nvar i = 0u;\n"
-        "loop {\n  let k = keys[i / 4u];\n"
-        "  let at = vec4<u32>(i, i + 1u, i + 2u, i + 3u);\n"
-        "  let less = select(vec4<u32>(0u), vec4<u32>(1u), k < vec4<u32>(mine));\n"
-        "  let tied = select(vec4<u32>(0u), vec4<u32>(1u), k == vec4<u32>(mine)) * select(vec4<u32>(0u), vec4<u32>(1u), at < vec4<u32>(id));\n"
-        "  let sum = less + tied;\n  place = place + sum.x + sum.y + sum.z + sum.w;\n"
-        "  continuing { i = i + 4u; break if i >= p.count; }\n}\nsorted[place] = mine;\npositions[place] = id;\n}\n"
+    return (
+        out
+        + _HEAD
+        + (
+            "if (id >= p.count) { return; }\nlet mine = keys[id / 4u][id & 3u];\nvar place = 0u;\nvar i = 0u;\n"
+            "loop {\n  let k = keys[i / 4u];\n"
+            "  let at = vec4<u32>(i, i + 1u, i + 2u, i + 3u);\n"
+            "  let less = vec4<u32>(k < vec4<u32>(mine));\n"
+            "  let tied = vec4<u32>(k == vec4<u32>(mine)) * vec4<u32>(at < vec4<u32>(id));\n"
+            "  let sum = less + tied;\n  place = place + sum.x + sum.y + sum.z + sum.w;\n"
+            "  continuing { i = i + 4u; break if i >= p.count; }\n}\nsorted[place] = mine;\npositions[place] = id;\n}\n"
+        )
     )
 
 
 def _count(profile: Profile) -> str:
     """How often each digit occurs in each run."""
     out = T.storage(0, "keys", "u32", "read") + T.storage(1, "counts", "u32", "read_write") + T.uniform(2, _FIELDS)
-    return out + _RUN + (
-        f"var seen: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{ seen[d] = 0u; }}\n"
-        f"for (var i = start; i < end; i = i + 1u) {{ let d = (keys[i] >> p.shift) & {RADIX - 1}u; seen[d] = seen[d] + 1u; }}\n"
-        f"for (var d = 0u; d < {RADIX}u; d = d + 1u) {{ counts[d * p.runs + id] = seen[d]; }}\n}}\n"
+    return (
+        out
+        + _RUN
+        + (
+            f"var seen: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{ seen[d] = 0u; }}\n"
+            f"for (var i = start; i < end; i = i + 1u) {{ let d = (keys[i] >> p.shift) & {RADIX - 1}u; seen[d] = seen[d] + 1u; }}\n"
+            f"for (var d = 0u; d < {RADIX}u; d = d + 1u) {{ counts[d * p.runs + id] = seen[d]; }}\n}}\n"
+        )
     )
 
 
@@ -133,7 +141,8 @@ def _places(width: int) -> str:
     out = T.storage(0, "counts", "u32", "read_write") + T.uniform(1, ("count",)) + f"var<workgroup> sums: array<u32, {width}>;\n"
     return out + (
         f"@compute @workgroup_size({width})\nfn main(@builtin(local_invocation_index) thread: u32) {{\n"
-        f"let each = (p.count + {width - 1}u) / {width}u;\nlet start = min(p.count, thread * each);\nlet end = min(p.count, start + each);\n"
+        f"let each = (p.count + {width - 1}u) / {width}u;\n"
+        "let start = min(p.count, thread * each);\nlet end = min(p.count, start + each);\n"
         "var sum = 0u;\nfor (var i = start; i < end; i = i + 1u) { sum = sum + counts[i]; }\nsums[thread] = sum;\nworkgroupBarrier();\n"
         "var place = 0u;\nfor (var t = 0u; t < thread; t = t + 1u) { place = place + sums[t]; }\n"
         "for (var i = start; i < end; i = i + 1u) { let c = counts[i]; counts[i] = place; place = place + c; }\n}\n"
@@ -146,9 +155,14 @@ def _put(first: bool) -> str:
     out += T.storage(2, "sorted", "u32", "read_write") + T.storage(3, "positions", "u32", "read_write")
     if not first:
         out += T.storage(4, "old", "u32", "read")
-    return out + T.uniform(4 if first else 5, _FIELDS) + _RUN + (
-        f"var place: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{ place[d] = counts[d * p.runs + id]; }}\n"
-        "for (var i = start; i < end; i = i + 1u) {\n"
-        f"  let k = keys[i];\n  let d = (k >> p.shift) & {RADIX - 1}u;\n  let at = place[d];\n  place[d] = at + 1u;\n"
-        f"  sorted[at] = k;\n  positions[at] = {'i' if first else 'old[i]'};\n}}\n}}\n"
+    return (
+        out
+        + T.uniform(4 if first else 5, _FIELDS)
+        + _RUN
+        + (
+            f"var place: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{ place[d] = counts[d * p.runs + id]; }}\n"
+            "for (var i = start; i < end; i = i + 1u) {\n"
+            f"  let k = keys[i];\n  let d = (k >> p.shift) & {RADIX - 1}u;\n  let at = place[d];\n  place[d] = at + 1u;\n"
+            f"  sorted[at] = k;\n  positions[at] = {'i' if first else 'old[i]'};\n}}\n}}\n"
+        )
     )

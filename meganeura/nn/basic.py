@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..ops.composite import empty
+from ..ops.factory import empty
 from ..tensor import Tensor
 from . import functional as F
 from . import init

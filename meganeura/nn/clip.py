@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from ..dispatch import no_grad
 from ..errors import GradientError
-from ..ops.composite import stack, zeros
+from ..ops.factory import zeros
 from ..ops.optimizer import euclidean_norm
+from ..ops.views import stack
 from ..provenance import site
 from ..tensor import Tensor
 

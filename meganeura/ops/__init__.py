@@ -5,7 +5,10 @@ Rows say what an op computes (archetype, numpy reference, gradient, shape rule);
 
 from __future__ import annotations
 
-from . import composite, creation, index, matmul, move, norm, optimizer, pointwise, reduce
+from . import activation, arithmetic, creation, factory, index, losses, matmul, move, norm, optimizer, pointwise, products, reduce, views
 from .table import COMPOSITES, REGISTRY, Op, Spec, op
 
-__all__ = ["COMPOSITES", "REGISTRY", "Op", "Spec", "composite", "creation", "index", "matmul", "move", "norm", "op", "optimizer", "pointwise", "reduce"]
+__all__ = [
+    "COMPOSITES", "REGISTRY", "Op", "Spec", "activation", "arithmetic", "creation", "factory", "index", "losses", "matmul", "move", "norm",
+    "op", "optimizer", "pointwise", "products", "reduce", "views",
+]  # fmt: skip

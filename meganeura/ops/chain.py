@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..dispatch import p_empty
 from ..dtype import DType
 from ..shape import Shape, broadcast_shapes
 from ..storage import Layout
 from .archetype import Chain, Pointwise
-from .table import OPERAND, SCALAR, Inferred, Op, Param, Spec, p_empty
+from .table import OPERAND, SCALAR, Inferred, Op, Param, Spec
 
 _NAME = re.compile(r"\{(\w+)\}")
 Statement = tuple[str, str, str]  # name, WGSL type, expression
@@ -25,12 +26,12 @@ def converted(expr: str, source: str, target: str) -> str:
     """WGSL that converts an expression between value types (f32, i32, u32, bool) as storing and loading would."""
     if source == target:
         return expr
-    if target == "bool":
-        return f"({expr} != {'0.0' if source == 'f32' else '0'})" if source != "u32" else f"({expr} != 0u)"
+    if target == "bool":  # by bits, since drivers may take NaN != 0 as false
+        return f"truth({expr})" if source == "f32" else f"({expr} != {source}(0))"
     if source == "bool":
         one, zero = {"f32": ("1.0", "0.0"), "i32": ("1", "0"), "u32": ("1u", "0u")}[target]
         return f"select({zero}, {one}, {expr})"
-    return f"{target}({expr})"
+    return f"f32_to_u32({expr})" if (source, target) == ("f32", "u32") else f"{target}({expr})"
 
 
 def expression_type(kind: Pointwise, compute: Sequence[DType], output: DType) -> str:
@@ -54,7 +55,11 @@ def statement(op: Op, name: str, arguments: Mapping[str, tuple[str, str]], compu
 
 
 def chain_op(
-    statements: Sequence[Statement], results: Sequence[str], inputs: Sequence[str], scalars: Sequence[tuple[str, str]], outputs: Sequence[DType]
+    statements: Sequence[Statement],
+    results: Sequence[str],
+    inputs: Sequence[str],
+    scalars: Sequence[tuple[str, str]],
+    outputs: Sequence[DType],
 ) -> Op:
     """The row of a chain. Its arguments are the inputs (each loaded in its own dtype), then the scalars (name, WGSL type).
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..dtype import int64
 from ..errors import ShapeError
 from ..shape import normalize_dim, numel
 from ..storage import Layout
 from .archetype import Kernel
+from .creation import ramp
 from .move import check_dtype
 from .table import Inferred, Sample, Spec, op
 
@@ -49,7 +51,11 @@ def _f32(*shape: int) -> Any:
     static_index=False,
     ref=lambda input, dim, index: np.take(input, index, axis=dim),
     grad={"input": _unselect},
-    samples=lambda: [Sample.of(_f32(5, 3), 0, np.array([4, 0, 0, 2])), Sample.of(_f32(3, 7, 2), 1, np.array([6, 6, 1])), Sample.of(_f32(4, 8), 0, np.zeros(0, np.int64))],
+    samples=lambda: [
+        Sample.of(_f32(5, 3), 0, np.array([4, 0, 0, 2])),
+        Sample.of(_f32(3, 7, 2), 1, np.array([6, 6, 1])),
+        Sample.of(_f32(4, 8), 0, np.zeros(0, np.int64)),
+    ],
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Slices of input along dim by a 1-D index; out of range raises at the next sync. [*, n, *], [k] -> [*, k, *]."""
@@ -69,13 +75,11 @@ def _gather_ref(input: Any, dim: int, index: Any) -> Any:
 
 
 def _ungather(grad: Any, input_meta: Layout, dim: int, index: Any) -> Any:
-    from .composite import arange
-
     shape, d = input_meta.shape, dim % max(len(input_meta.shape), 1)
     flat: Any = 0
     step = 1
     for e in range(len(shape) - 1, -1, -1):
-        place = index if e == d else arange(index.shape[e]).reshape(tuple(-1 if k == e else 1 for k in range(len(shape))))
+        place = index if e == d else ramp(0, 1, (index.shape[e],), int64).reshape(tuple(-1 if k == e else 1 for k in range(len(shape))))
         flat = place * step + flat
         step *= shape[e]
     flat = flat.expand(index.shape).reshape((-1,)) if shape else index.reshape((1,))

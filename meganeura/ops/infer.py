@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ..dispatch import HostScalar
 from ..dtype import DType, bool_, float32, int64, promote, result_type, scalar_dtype
 from ..errors import DTypeError, ShapeError
 from ..shape import Shape, broadcast_shapes, normalize_dims
 from ..storage import Layout
 from .archetype import Chain, Matmul, Pointwise, Reduce, Row
-from .table import ATTR, LIST, SCALAR, Inferred, Op, Spec
+from .table import ATTR, LIST, OPERAND, OPTIONAL, SCALAR, TENSOR, Inferred, Op, Spec
 
 
 def named(op: Op, values: Sequence[Any]) -> dict[str, Any]:
@@ -18,7 +21,7 @@ def named(op: Op, values: Sequence[Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for p, v in zip(op.params, values, strict=True):
         if p.kind == LIST:
-            out[p.name] = tuple(t.layout for t in v)
+            out[p.name] = tuple(getattr(t, "layout", t) for t in v)
         elif p.kind in (ATTR, SCALAR):
             out[p.name] = freeze(v)
         else:
@@ -54,6 +57,7 @@ def common_dtype(ins: Sequence[Any]) -> DType:
 
 def infer(op: Op, args: Mapping[str, Any]) -> Inferred:
     """Apply the row's rule, or the archetype's default. `args` as from `named`."""
+    _check_kinds(op, args)
     ins = operands(op, args)
     attrs = {p.name: args[p.name] for p in op.params if p.kind == ATTR}
     if op.rule is not None:
@@ -74,6 +78,25 @@ def infer(op: Op, args: Mapping[str, Any]) -> Inferred:
     if isinstance(kind, Matmul):
         return _matmul(ins, attrs)
     raise DTypeError(f"op {op.name} has no rule for its outputs")
+
+
+def _check_kinds(op: Op, args: Mapping[str, Any]) -> None:
+    """Tensors where the row wants tensors, numbers where it wants numbers."""
+    for p in op.params:
+        v = args[p.name]
+        if p.kind == LIST:
+            good, wanted = all(isinstance(x, Layout) for x in v), "tensors"
+        elif p.kind == TENSOR or (p.kind == OPTIONAL and v is not None):
+            good, wanted = isinstance(v, Layout), "a tensor"
+        elif p.kind == OPERAND:
+            good, wanted = isinstance(v, (Layout, *_NUMBERS)), "a tensor or a number"
+        else:
+            continue
+        if not good:
+            raise DTypeError(f"argument {p.name!r} must be {wanted}, got {v!r} ({type(v).__name__})")
+
+
+_NUMBERS = (int, float, np.number, np.bool_, HostScalar)
 
 
 def _own(ins: Sequence[Any]) -> tuple[DType, ...]:

@@ -12,6 +12,7 @@ from ..errors import DTypeError, ShapeError
 from ..shape import Shape, broadcast_strides, extent, normalize_dim, numel, view_strides
 from ..storage import Layout
 from .archetype import Kernel, View
+from .creation import fill
 from .table import Inferred, Sample, Scalar, Spec, op
 
 if TYPE_CHECKING:
@@ -41,7 +42,13 @@ def _view(input: Layout, shape: Shape) -> Layout:
     return input.with_(shape=sizes, strides=strides)
 
 
-@op(View(), layout=_view, ref=lambda input, shape: np.reshape(input, shape), grad={"input": lambda grad, input_meta: grad.reshape(input_meta.shape)}, public=False)
+@op(
+    View(),
+    layout=_view,
+    ref=lambda input, shape: np.reshape(input, shape),
+    grad={"input": lambda grad, input_meta: grad.reshape(input_meta.shape)},
+    public=False,
+)
 def view_as_shape(input: Tensor, shape: Shape) -> Tensor:
     """Another shape over the same elements. [*] -> [shape]."""
 
@@ -59,7 +66,13 @@ def _expand(input: Layout, shape: Shape) -> Layout:
     return input.with_(shape=sizes, strides=broadcast_strides(input.shape, input.strides, sizes))
 
 
-@op(View(), layout=_expand, ref=lambda input, shape: np.broadcast_to(input, shape), grad={"input": lambda grad, input_meta: grad.sum_to_size(input_meta.shape)}, public=False)
+@op(
+    View(),
+    layout=_expand,
+    ref=lambda input, shape: np.broadcast_to(input, shape),
+    grad={"input": lambda grad, input_meta: grad.sum_to_size(input_meta.shape)},
+    public=False,
+)
 def expand_to(input: Tensor, shape: Shape) -> Tensor:
     """Repeat dimensions of size 1 without copying. [*] -> [shape]."""
 
@@ -76,7 +89,13 @@ def _inverse(dims: Shape) -> Shape:
     return tuple(order.index(d) for d in range(len(dims)))
 
 
-@op(View(), layout=_permute, ref=lambda input, dims: np.transpose(input, dims), grad={"input": lambda grad, dims: permute_to(grad, _inverse(dims))}, public=False)
+@op(
+    View(),
+    layout=_permute,
+    ref=lambda input, dims: np.transpose(input, dims),
+    grad={"input": lambda grad, dims: permute_to(grad, _inverse(dims))},
+    public=False,
+)
 def permute_to(input: Tensor, dims: Shape) -> Tensor:
     """Dimensions in another order. [*] -> [* permuted]."""
 
@@ -92,9 +111,7 @@ def _slice(input: Layout, dim: int, start: int, length: int, step: int) -> Layou
 
 def embed(grad: Any, shape: Shape, strides: Shape, offset: int) -> Any:
     """Zeros of `shape` with `grad` written through a view of them: the gradient of any view that picks elements."""
-    from .composite import zeros
-
-    out = zeros(shape, dtype=grad.dtype)
+    out = fill(0, shape, grad.dtype)
     out.as_strided(grad.shape, strides, offset).copy_(grad)
     return out
 
@@ -163,7 +180,14 @@ def _uncat(grad: Any, tensors_meta: Sequence[Layout], dim: int) -> Any:
     return out
 
 
-@op(Kernel("cat"), rule=_cat_rule, ref=lambda tensors, dim: np.concatenate(tensors, dim), grad={"tensors": _uncat}, method=False, public=False)
+@op(
+    Kernel("cat"),
+    rule=_cat_rule,
+    ref=lambda tensors, dim: np.concatenate(tensors, dim),
+    grad={"tensors": _uncat},
+    method=False,
+    public=False,
+)
 def cat_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Join along a dimension. [*, n_i, *]... -> [*, sum n_i, *]."""
 
@@ -189,7 +213,11 @@ def _f32(*shape: int) -> Any:
     rule=_pad_rule,
     ref=_pad_ref,
     grad={"input": lambda grad, pad: pad_constant(grad, tuple((-a, -b) for a, b in pad), 0.0)},
-    samples=lambda: [Sample.of(_f32(3, 5), ((1, 2), (0, 3)), 0.5), Sample.of(_f32(4, 6), ((-1, 0), (2, -2)), -1.0), Sample.of(_f32(2, 0), ((0, 0), (1, 1)), 3.0)],
+    samples=lambda: [
+        Sample.of(_f32(3, 5), ((1, 2), (0, 3)), 0.5),
+        Sample.of(_f32(4, 6), ((-1, 0), (2, -2)), -1.0),
+        Sample.of(_f32(2, 0), ((0, 0), (1, 1)), 3.0),
+    ],
     method=False,
     public=False,
     torch=None,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dispatch import is_grad_enabled
+from ..dtype import int64
 from ..shape import Shape, normalize_dims
 from .archetype import Row, Stage
+from .creation import ramp
 from .reduce import spread
 from .table import IntScalar, Scalar, op
 
@@ -144,7 +146,11 @@ def _normalised(input: Any, results: Any, dim: Shape) -> Any:
     ref=_layer_norm_ref,
     grad={
         "input": _layer_norm_input,
-        "weight": lambda grad, input, results, dim: (grad * _normalised(input, results, dim)).sum(_leading(input.shape, dim)) if _leading(input.shape, dim) else grad * _normalised(input, results, dim),
+        "weight": lambda grad, input, results, dim: (
+            (grad * _normalised(input, results, dim)).sum(_leading(input.shape, dim))
+            if _leading(input.shape, dim)
+            else grad * _normalised(input, results, dim)
+        ),
         "bias": lambda grad, dim: grad.sum(_leading(grad.shape, dim)) if _leading(grad.shape, dim) else grad,
     },
     differentiable=(True, False, False),
@@ -214,7 +220,11 @@ def _rms_norm_input(grad: Any, input: Any, weight: Any, results: Any, dim: Shape
     ref=_rms_norm_ref,
     grad={
         "input": _rms_norm_input,
-        "weight": lambda grad, input, results, dim: (grad * input * _rms_rstd(input, results, dim)).sum(_leading(input.shape, dim)) if _leading(input.shape, dim) else grad * input * _rms_rstd(input, results, dim),
+        "weight": lambda grad, input, results, dim: (
+            (grad * input * _rms_rstd(input, results, dim)).sum(_leading(input.shape, dim))
+            if _leading(input.shape, dim)
+            else grad * input * _rms_rstd(input, results, dim)
+        ),
     },
     differentiable=(True, False),
     public=False,
@@ -256,7 +266,11 @@ def _pick(input: Any, target: Any, dim: int, ignore_index: int) -> Any:
 
 def _cross_entropy_ref(input: Any, target: Any, dim: int, ignore_index: int) -> Any:
     lse = np.squeeze(_lse(input, dim), dim)
-    return np.where(target == ignore_index, 0, lse - _pick(input, target, dim, ignore_index)), lse
+    return (
+        np.where(target == ignore_index, 0, lse - _pick(input, target, dim, ignore_index)),
+        lse,
+        np.where(target == ignore_index, 0.0, 1.0),
+    )
 
 
 def _cross_entropy_input(grad: Any, input: Any, target: Any, results: Any, dim: int, ignore_index: Any) -> Any:
@@ -268,28 +282,31 @@ def _cross_entropy_input(grad: Any, input: Any, target: Any, results: Any, dim: 
 
 def one_hot_like(input: Any, target: Any, dim: int) -> Any:
     """1 where the index along dim equals the target, else 0, in input's dtype and shape."""
-    from .composite import arange
-
     shape = [1] * input.ndim
     shape[dim] = input.shape[dim]
-    return (arange(input.shape[dim]).reshape(tuple(shape)) == target.unsqueeze(dim)).to(input.dtype)
+    return (ramp(0, 1, (input.shape[dim],), int64).reshape(tuple(shape)) == target.unsqueeze(dim)).to(input.dtype)
 
 
 @op(
     Row(
         full=("input",),
         stages=(Stage("z", "softmax", "{input}"), Stage("t", "pick", "{input}", index="target")),
-        per_row=("select(({z_max} + log_({z_sum})) - {t}, 0.0, {target} == {ignore_index})", "{z_max} + log_({z_sum})"),
+        per_row=(
+            "select(({z_max} + log_({z_sum})) - {t}, 0.0, {target} == {ignore_index})",
+            "{z_max} + log_({z_sum})",
+            "select(1.0, 0.0, {target} == {ignore_index})",
+        ),
     ),
     ref=_cross_entropy_ref,
     grad={"input": _cross_entropy_input},
-    differentiable=(True, False),
+    differentiable=(True, False, False),
     static_index=False,
     public=False,
     torch=None,
 )
 def cross_entropy_row(input: Tensor, target: Tensor, dim: int, ignore_index: IntScalar) -> Tensor:
-    """-log softmax(input)[target] along dim (0 where the target is ignored), and log sum exp. [*, C, *], [*, *] -> [*, *], [*, *]."""
+    """-log softmax(input)[target] along dim (0 where the target is ignored), log sum exp, and 1 for kept rows, 0 for ignored ones.
+    [*, C, *], [*, *] -> [*, *], [*, *], [*, *]."""
 
 
 def _cross_entropy_grad_ref(input: Any, target: Any, lse: Any, grad: Any, dim: int, ignore_index: int) -> Any:
@@ -309,3 +326,26 @@ def _cross_entropy_grad_ref(input: Any, target: Any, lse: Any, grad: Any, dim: i
 )
 def cross_entropy_grad(input: Tensor, target: Tensor, lse: Tensor, grad: Tensor, dim: int, ignore_index: IntScalar) -> Tensor:
     """Backward of cross entropy for the logits. [*, C, *], [*, *], [*, *], [*, *] -> [*, C, *]."""
+
+
+# ---- weighted means ----
+
+
+def _ratio_input(grad: Any, input_meta: Any, results: Any, dim: int) -> Any:
+    return spread(grad / results[1].detach(), input_meta.shape, dim, False)
+
+
+@op(
+    Row(
+        full=("input", "other"),
+        stages=(Stage("a", "sum", "{input}"), Stage("b", "sum", "{other}")),
+        per_row=("{a} / {b}", "{b}"),
+    ),
+    ref=lambda input, other, dim: (np.sum(input, axis=dim) / np.sum(other, axis=dim), np.sum(other, axis=dim)),
+    grad={"input": _ratio_input},
+    differentiable=(True, False),
+    public=False,
+    torch=None,
+)
+def ratio_row(input: Tensor, other: Tensor, dim: int) -> Tensor:
+    """sum(input) / sum(other) along dim, and sum(other). [*, n], [*, n] -> [*], [*]."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dtype import DType, bool_
+from ..errors import DTypeError
 from ..shape import broadcast_shapes
 from ..storage import Layout
 from .archetype import Pointwise
 from .infer import common_dtype
-from .table import Inferred, Operand, Spec, op
+from .table import Inferred, IntScalar, Operand, Sample, Spec, op
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -21,6 +22,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _where_rule(condition: Layout, input: Any, other: Any) -> Inferred:
+    if condition.dtype.kind not in "bu":
+        raise DTypeError(f"the condition must be a bool tensor, got {condition}")
     common = common_dtype([input, other])
     shape = broadcast_shapes(*(x.shape for x in (condition, input, other) if isinstance(x, Layout)))
     return Inferred((Spec(common, shape),), (bool_, common, common), {})
@@ -76,8 +79,16 @@ def add(input: Operand, other: Operand) -> Tensor:
     """input + other. [*], [*] -> [*]."""
 
 
+def _sub_rule(input: Any, other: Any) -> Inferred:
+    if any(isinstance(x, Layout) and x.dtype is bool_ for x in (input, other)):
+        raise DTypeError(f"bools cannot be subtracted (operands {input}, {other}); use ^ or logical_xor(), or ~ to invert a mask")
+    common = common_dtype([input, other])
+    return Inferred((Spec(common, broadcast_shapes(*(x.shape for x in (input, other) if isinstance(x, Layout)))),), (common, common), {})
+
+
 @op(
     Pointwise("{input} - {other}"),
+    rule=_sub_rule,
     ref=lambda input, other: input - other,
     grad={"input": lambda grad: grad, "other": lambda grad: -grad},
 )
@@ -103,12 +114,34 @@ def div(input: Operand, other: Operand) -> Tensor:
     """True division; integers give float32. [*], [*] -> [*]."""
 
 
-@op(
-    Pointwise({"f": "floor_div({input}, {other})", "i": "idiv_floor({input}, {other})", "u": "{input} / {other}"}),
-    ref=lambda input, other: np.floor_divide(input, other),
-)
+_FLOORED = Pointwise({"f": "floor_div({input}, {other})", "i": "idiv_floor({input}, {other})", "u": "{input} / {other}"})
+
+
+@op(_FLOORED, ref=lambda input, other: np.floor_divide(input, other))
 def floor_divide(input: Operand, other: Operand) -> Tensor:
-    """The quotient rounded toward minus infinity. [*], [*] -> [*]."""
+    """The quotient rounded toward minus infinity; has no gradient, as in PyTorch. [*], [*] -> [*]."""
+
+
+@op(
+    _FLOORED,
+    ref=lambda input, other: np.floor_divide(input, other),
+    public=False,
+    torch=None,
+    grad={"input": lambda grad: grad * 0.0, "other": lambda grad: grad * 0.0},
+)
+def floored_quotient(input: Operand, other: Operand) -> Tensor:
+    """The quotient rounded toward minus infinity, with a gradient of 0. [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "trunc({input} / {other})", "i": "{input} / {other}", "u": "{input} / {other}"}),
+    ref=lambda input, other: np.trunc(np.true_divide(input, other)),
+    public=False,
+    torch=None,
+    grad={"input": lambda grad: grad * 0.0, "other": lambda grad: grad * 0.0},
+)
+def trunc_divide(input: Operand, other: Operand) -> Tensor:
+    """The quotient rounded toward zero. [*], [*] -> [*]."""
 
 
 @op(
@@ -120,22 +153,41 @@ def remainder(input: Operand, other: Operand) -> Tensor:
     """Python's modulus: the result has the sign of `other`. [*], [*] -> [*]."""
 
 
+def _pow_base(grad: Any, input: Any, other: Any) -> Any:
+    if hasattr(other, "layout"):
+        return where(other == 0, 0.0, grad * other * pow(input, other - 1))
+    if other in (0, 2):
+        return grad * input * 2.0 if other == 2 else grad * 0.0
+    return grad * (other * pow(input, other - 1))
+
+
 def _pow_exponent(grad: Any, input: Any, other: Any, result: Any) -> Any:
-    safe = where(input > 0, input, 1.0) if hasattr(input, "layout") else max(input, 0.0) or 1.0
-    return grad * result * (log(safe) if hasattr(safe, "layout") else math.log(safe))
+    if not hasattr(input, "layout"):
+        scale = math.log(input) if input > 0 else 0.0 if input == 0 else math.nan
+        return grad * result * scale
+    return where(logical_and(input == 0, other >= 0), 0.0, grad * result * log(input))
+
+
+def _power_ref(input: Any, other: Any) -> Any:
+    """numpy's power, but for negative powers of integers: 0 unless the base is 1 or -1."""
+    if np.result_type(input, other).kind == "f":
+        return np.power(input, other)
+    other = np.asarray(other)
+    even = np.where(other % 2 == 0, 1, input)
+    return np.where(other >= 0, np.power(input, np.maximum(other, 0)), np.where(np.abs(input) == 1, even, 0))
 
 
 @op(
-    Pointwise({"f": "pow_({input}, {other})"}),
-    ref=lambda input, other: np.power(input, other),
+    Pointwise({"f": "pow_({input}, {other})", "i": "ipow({input}, {other})", "u": "upow({input}, {other})"}),
+    ref=_power_ref,
     domain=(0.1, 3.0),
-    grad={"input": lambda grad, input, other: grad * other * pow(input, other - 1), "other": _pow_exponent},
+    grad={"input": _pow_base, "other": _pow_exponent},
 )
 def pow(input: Operand, other: Operand) -> Tensor:
     """input to the power other; 0**0 is 1, a negative base with a fractional exponent NaN. [*], [*] -> [*]."""
 
 
-@op(Pointwise("-{input}"), ref=lambda input: -input, grad={"input": lambda grad: -grad})
+@op(Pointwise({"f": "-{input}", "i": "-{input}", "u": "0u - {input}"}), ref=lambda input: -input, grad={"input": lambda grad: -grad})
 def neg(input: Tensor) -> Tensor:
     """-input. [*] -> [*]."""
 
@@ -150,7 +202,7 @@ def abs(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "select(sign({input}), {input}, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)"}),
+    Pointwise({"f": "select(sign({input}), {input}, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)", "b": "{input}"}),
     ref=lambda input: np.sign(input),
     grad={"input": lambda grad: grad * 0.0},
 )
@@ -184,6 +236,18 @@ def expm1(input: Tensor) -> Tensor:
 @op(Pointwise("sqrt_({input})", "float"), ref=np.sqrt, domain=(0.05, 4.0), grad={"input": lambda grad, result: grad * 0.5 / result})
 def sqrt(input: Tensor) -> Tensor:
     """Square root; NaN below 0. [*] -> [*]."""
+
+
+@op(
+    Pointwise({"f": "sqrt_({input})"}),
+    ref=np.sqrt,
+    domain=(0.05, 4.0),
+    public=False,
+    torch=None,
+    grad={"input": lambda grad, result: where(result == 0, 0.0, grad * 0.5 / result)},
+)
+def deviation(input: Tensor) -> Tensor:
+    """Square root of a variance; its gradient at 0 is 0. [*] -> [*]."""
 
 
 @op(
@@ -245,14 +309,14 @@ def sigmoid(input: Tensor) -> Tensor:
 @op(
     Pointwise({"f": "select({input}, 0.0, {input} < 0.0)", "i": "max({input}, 0)", "u": "{input}"}),
     ref=lambda input: np.where(input < 0, 0, input),
-    grad={"input": lambda grad, result: where(result > 0, grad, 0.0)},
+    grad={"input": lambda grad, result: where(result <= 0, 0.0, grad)},
 )
 def relu(input: Tensor) -> Tensor:
     """max(input, 0); NaN stays NaN. [*] -> [*]."""
 
 
 @op(
-    Pointwise("gelu_({input})", "float"),
+    Pointwise({"f": "gelu_({input})"}),
     ref=lambda input: input * 0.5 * (1 + _erf(input / math.sqrt(2))),
     public=False,
     torch="nn.functional.gelu",
@@ -275,7 +339,7 @@ def _gelu_tanh_grad(grad: Any, input: Any) -> Any:
 
 
 @op(
-    Pointwise("gelu_tanh({input})", "float"),
+    Pointwise({"f": "gelu_tanh({input})"}),
     ref=lambda input: 0.5 * input * (1 + np.tanh(_G * (input + 0.044715 * input**3))),
     public=False,
     torch=None,
@@ -286,7 +350,7 @@ def gelu_tanh(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise("{input} * sigmoid_({input})", "float"),
+    Pointwise({"f": "{input} * sigmoid_({input})"}),
     ref=lambda input: input / (1 + np.exp(-input)),
     torch="nn.functional.silu",
     grad={"input": lambda grad, input: grad * (sigmoid(input) * (1.0 + input * (1.0 - sigmoid(input))))},
@@ -296,7 +360,7 @@ def silu(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise("nan_max({input}, 0.0) + log1p_(exp_(-abs({input})))", "float"),
+    Pointwise({"f": "nan_max({input}, 0.0) + log1p_(exp_(-abs({input})))"}),
     ref=lambda input: np.logaddexp(input, 0),
     public=False,
     torch="nn.functional.softplus",
@@ -306,19 +370,38 @@ def softplus(input: Tensor) -> Tensor:
     """log(1 + exp(input)), without overflow. [*] -> [*]."""
 
 
+def _bce_ref(input: Any, target: Any) -> Any:
+    return (target - 1) * np.maximum(np.log1p(-input), -100) - target * np.maximum(np.log(input), -100)
+
+
+@op(
+    Pointwise({"f": "({target} - 1.0) * nan_max(log1p_(-{input}), -100.0) - {target} * nan_max(log_({input}), -100.0)"}),
+    ref=_bce_ref,
+    domain=(0.05, 0.95),
+    public=False,
+    torch=None,
+    grad={
+        "input": lambda grad, input, target: grad * (input - target) / clamp_both(input * (1.0 - input), 1e-12, math.inf),
+        "target": lambda grad, input: grad * (log1p(-input) - log(input)),
+    },
+)
+def bce_rows(input: Tensor, target: Tensor) -> Tensor:
+    """Binary cross entropy of probabilities; logarithms are cut at -100. [*], [*] -> [*]."""
+
+
 # ---- extrema ----
 
 
-def _share(grad: Any, wins: Any, ties: Any) -> Any:
-    return where(ties, grad * 0.5, where(wins, grad, 0.0))
+def _share(grad: Any, loses: Any, ties: Any) -> Any:
+    return where(ties, grad * 0.5, where(loses, 0.0, grad))
 
 
 @op(
     Pointwise({"f": "nan_max({input}, {other})", "i": "max({input}, {other})", "u": "max({input}, {other})", "b": "{input} || {other}"}),
     ref=lambda input, other: np.maximum(input, other),
     grad={
-        "input": lambda grad, input, other: _share(grad, input > other, eq(input, other)),
-        "other": lambda grad, input, other: _share(grad, other > input, eq(input, other)),
+        "input": lambda grad, input, other: _share(grad, input < other, eq(input, other)),
+        "other": lambda grad, input, other: _share(grad, other < input, eq(input, other)),
     },
 )
 def maximum(input: Operand, other: Operand) -> Tensor:
@@ -329,8 +412,8 @@ def maximum(input: Operand, other: Operand) -> Tensor:
     Pointwise({"f": "nan_min({input}, {other})", "i": "min({input}, {other})", "u": "min({input}, {other})", "b": "{input} && {other}"}),
     ref=lambda input, other: np.minimum(input, other),
     grad={
-        "input": lambda grad, input, other: _share(grad, input < other, eq(input, other)),
-        "other": lambda grad, input, other: _share(grad, other < input, eq(input, other)),
+        "input": lambda grad, input, other: _share(grad, input > other, eq(input, other)),
+        "other": lambda grad, input, other: _share(grad, other > input, eq(input, other)),
     },
 )
 def minimum(input: Operand, other: Operand) -> Tensor:
@@ -338,7 +421,9 @@ def minimum(input: Operand, other: Operand) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "nan_min(nan_max({input}, {min}), {max})", "i": "min(max({input}, {min}), {max})", "u": "min(max({input}, {min}), {max})"}),
+    Pointwise(
+        {"f": "nan_min(nan_max({input}, {min}), {max})", "i": "min(max({input}, {min}), {max})", "u": "min(max({input}, {min}), {max})"}
+    ),
     ref=lambda input, min, max: np.minimum(np.maximum(input, min), max),
     public=False,
     torch=None,
@@ -350,6 +435,17 @@ def minimum(input: Operand, other: Operand) -> Tensor:
 )
 def clamp_both(input: Tensor, min: Operand, max: Operand) -> Tensor:
     """input limited to [min, max]; NaN stays. [*], [*], [*] -> [*]."""
+
+
+@op(
+    Pointwise({"i": "select({input}, {input} + {size}, {input} < 0)", "u": "{input}"}, "first"),
+    ref=lambda input, size: np.where(input < 0, input + size, input),
+    public=False,
+    torch=None,
+    samples=lambda: [Sample.of(np.array([0, -1, 3, -4, -9]), 4), Sample.of(np.arange(3, dtype=np.int32), 7)],
+)
+def wrapped_index(input: Tensor, size: IntScalar) -> Tensor:
+    """Negative indices counted from the end. [*] -> [*]."""
 
 
 # ---- rounding ----
@@ -378,7 +474,7 @@ def _compare(name: str, symbol: str, ref: Any) -> Any:
 
     fn.__name__, fn.__module__ = name, __name__
     fn.__doc__ = f"input {symbol} other, as bool; false where either is NaN, but for ne. [*], [*] -> [*]."
-    texts = {k: f"{{input}} {symbol} {{other}}" for k in "fiu"}
+    texts = dict.fromkeys("fiu", f"{{input}} {symbol} {{other}}")
     texts["b"] = f"u32({{input}}) {symbol} u32({{other}})"
     if symbol == "!=":  # drivers may take != as ordered, which is false for NaN
         texts["f"] = "is_nan({input}) || is_nan({other}) || {input} != {other}"
@@ -393,7 +489,10 @@ gt = _compare("gt", ">", np.greater)
 ge = _compare("ge", ">=", np.greater_equal)
 
 
-@op(Pointwise({"f": "is_nan({input})", "i": "false && {input} == 0", "u": "false && {input} == 0u"}, "compare"), ref=np.isnan)
+@op(
+    Pointwise({"f": "is_nan({input})", "i": "false && {input} == 0", "u": "false && {input} == 0u", "b": "false && {input}"}, "compare"),
+    ref=np.isnan,
+)
 def isnan(input: Tensor) -> Tensor:
     """Whether an element is NaN. [*] -> [*] bool."""
 
@@ -402,7 +501,9 @@ _BITS = "(bitcast<u32>({input}) & 0x7fffffffu)"
 
 
 @op(
-    Pointwise({"f": f"{_BITS} == 0x7f800000u", "i": "false && {input} == 0", "u": "false && {input} == 0u"}, "compare"),
+    Pointwise(
+        {"f": f"{_BITS} == 0x7f800000u", "i": "false && {input} == 0", "u": "false && {input} == 0u", "b": "false && {input}"}, "compare"
+    ),
     ref=np.isinf,
 )
 def isinf(input: Tensor) -> Tensor:
@@ -410,7 +511,9 @@ def isinf(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise({"f": f"{_BITS} < 0x7f800000u", "i": "true || {input} == 0", "u": "true || {input} == 0u"}, "compare"),
+    Pointwise(
+        {"f": f"{_BITS} < 0x7f800000u", "i": "true || {input} == 0", "u": "true || {input} == 0u", "b": "true || {input}"}, "compare"
+    ),
     ref=np.isfinite,
 )
 def isfinite(input: Tensor) -> Tensor:

@@ -55,7 +55,11 @@ def sum(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 @op(
     Reduce("sum", post="{acc} / {n}"),
     ref=lambda input, dim, keepdim: np.sum(input, axis=_axis(dim), keepdims=keepdim) / np.float64(count(np.shape(input), dim)),
-    grad={"input": lambda grad, input_meta, dim, keepdim: spread(grad * (1.0 / max(count(input_meta.shape, dim), 1)), input_meta.shape, dim, keepdim)},
+    grad={
+        "input": lambda grad, input_meta, dim, keepdim: spread(
+            grad * (1.0 / max(count(input_meta.shape, dim), 1)), input_meta.shape, dim, keepdim
+        )
+    },
     rule=_floating,
 )
 def mean(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
@@ -116,11 +120,19 @@ def _var_ref(input: Any, dim: Dim, correction: float, keepdim: bool) -> Any:
         return np.asarray(m2) / max(n - correction, 0.0)
 
 
+def _var_rule(input: Layout, dim: Dim, correction: Any, keepdim: bool) -> Inferred:
+    return _floating(input, dim, keepdim)
+
+
 def _var_grad(grad: Any, input: Any, dim: Dim, correction: Any, keepdim: bool) -> Any:
     n = count(input.shape, dim)
-    return spread(grad, input.shape, dim, keepdim) * (input - mean(input, dim, True)) * (2.0 / max(n - correction, 0.0) if n > correction else float("nan"))
+    return (
+        spread(grad, input.shape, dim, keepdim)
+        * (input - mean(input, dim, True))
+        * (2.0 / max(n - correction, 0.0) if n > correction else float("nan"))
+    )
 
 
-@op(Reduce("moments", post="{m2} / max({n} - {correction}, 0.0)"), ref=_var_ref, grad={"input": _var_grad})
+@op(Reduce("moments", post="{m2} / max({n} - {correction}, 0.0)"), ref=_var_ref, grad={"input": _var_grad}, rule=_var_rule)
 def var(input: Tensor, dim: Dim = None, correction: Scalar = 1, keepdim: bool = False) -> Tensor:
     """Variance with n - correction in the denominator. [*] -> [*]."""

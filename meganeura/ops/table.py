@@ -10,10 +10,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 from .. import dispatch
-from ..dispatch import p_empty as p_empty
 from ..dtype import DType
 from ..shape import Shape
 from ..storage import Layout
@@ -78,8 +77,8 @@ class Op:
     """A row of the table."""
 
     __slots__ = (
-        "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout", "method",
-        "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples", "static_index", "torch",
+        "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout",
+        "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples", "static_index", "torch",
     )  # fmt: skip
 
     def __init__(self, name: str, module: str, doc: str, archetype: Archetype, params: Sequence[Param], **fields: Any) -> None:
@@ -157,12 +156,17 @@ def op(archetype: Archetype, **fields: Any) -> Callable[[Callable[..., Any]], Op
 
 
 COMPOSITES: dict[str, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def composite(fn: Callable[..., Any] | None = None, *, method: bool = True) -> Any:
+@overload
+def composite(fn: F) -> F: ...
+@overload
+def composite(*, method: bool) -> Callable[[F], F]: ...
+def composite(fn: Any = None, *, method: bool = True) -> Any:
     """Enter a plain function of ops under its name: `mg.name` and, unless method=False, `Tensor.name`."""
 
-    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(f: F) -> F:
         f.__meganeura_method__ = method  # type: ignore[attr-defined]
         COMPOSITES[f.__name__] = f
         return f

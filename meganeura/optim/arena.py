@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .. import dispatch
 from ..dtype import DType
-from ..ops.composite import zeros as _zeros
+from ..ops.factory import zeros as _zeros
 from ..shape import Shape, numel
 from ..storage import Layout
 from ..tensor import Tensor

@@ -118,10 +118,11 @@ def test_user_errors_pass_through() -> None:
         mg.compile(lambda x: x @ x)(mg.ones(2, 3))
 
 
-def test_host_numbers_cannot_be_computed_with() -> None:
+@pytest.mark.parametrize("use", [float, lambda n: n * 2.0, lambda n: 1 - n, lambda n: n > 0])
+def test_host_numbers_cannot_be_computed_with(use: Any) -> None:
     def f(x: Any) -> Any:
         (number,) = mg.dispatch.current().host_scalars(lambda: [2.0], 1)
-        return x * float(number)
+        return x * use(number)
 
     with pytest.raises(mg.TraceError, match="Python number"):
         mg.compile(f)(mg.ones(2))
@@ -134,3 +135,19 @@ def test_options() -> None:
         mg.compile(lambda x: x, rewrite="egglog-whole")
     with pytest.raises(TypeError, match="function or a Module"):
         mg.compile(3)
+
+
+def test_seed_inside() -> None:
+    def f(x: Any) -> Any:
+        mg.manual_seed(3)
+        return x + mg.rand(2)
+
+    state = mg.random.get_rng_state().tolist()
+    with pytest.raises(mg.TraceError, match="manual_seed"):
+        mg.compile(f)(mg.ones(2))
+    assert mg.random.get_rng_state().tolist() == state
+
+
+def test_inplace_result_of_another_kind() -> None:
+    with pytest.raises(mg.DTypeError, match="in place"):
+        mg.compile(lambda x: x.to(mg.int32).add_(1.5))(mg.ones(2))

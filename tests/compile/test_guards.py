@@ -185,3 +185,27 @@ def test_methods_and_nesting() -> None:
     assert b.scaled(x).tolist() == [3, 3]
     outer = mg.compile(lambda x: a.scaled(x) + b.scaled(x))
     assert outer(x).tolist() == [5, 5]
+
+
+def test_attribute_changed_by_the_code_itself() -> None:
+    """Python side effects happen when the code is traced; what depends on them is traced again, and said so."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return x * self.calls
+
+    f = mg.compile(Counting())
+    x = mg.ones(2)
+    with pytest.warns(UserWarning, match="attributes of a Counting"):
+        for n in range(1, 12):
+            assert f(x).tolist() == [n, n]
+
+
+def test_values_are_named_by_their_path() -> None:
+    s = setup()
+    assert "0.weight" in str(mg.compile(s.model).graph(batch()[0]))

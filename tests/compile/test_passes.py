@@ -104,7 +104,7 @@ def test_chains_respect_the_binding_limit() -> None:
 def test_fuzzed_chains() -> None:
     """Random programs of pointwise ops, reductions, views and in-place writes: compiled equals eager."""
     rng = np.random.default_rng(1)
-    for seed in range(25):
+    for _ in range(25):
         _same(_random_program(int(rng.integers(1 << 30))), mg.tensor(A), mg.tensor(A[:, ::-1].copy()))
 
 

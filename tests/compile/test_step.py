@@ -167,3 +167,79 @@ def test_gradients_left_in_grad_are_the_callers() -> None:
     assert b.traces == 2
     for p, q in zip(eager.model.parameters(), compiled.model.parameters(), strict=True):
         np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_optimizer_step_alone() -> None:
+    """Gradients from eager backward, in new tensors every time, updated by a compiled step."""
+    eager, compiled = setup(), setup()
+    step = mg.compile(lambda: compiled.opt.step(), debug=True)
+    for i in range(4):
+        for s, update in ((eager, eager.opt.step), (compiled, step)):
+            x, y = batch(i)
+            s.opt.zero_grad()
+            mg.nn.functional.cross_entropy(s.model(x), y).backward()
+            update()
+    assert step.traces == 1
+    for a, b in zip(weights(eager.model), weights(compiled.model), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-6)
+
+
+def test_model_and_optimizer_as_arguments() -> None:
+    def step(model: Any, opt: Any, x: Any, y: Any) -> Any:
+        loss = mg.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return {"loss": loss, "model": model}
+
+    one, two, eager = setup(), setup(seed=1), setup()
+    compiled = mg.compile(step)
+    x, y = batch()
+    for _ in range(3):
+        out = compiled(one.model, one.opt, x, y)
+        compiled(two.model, two.opt, x, y)
+        assert out["model"] is one.model
+        assert float(out["loss"]) == pytest.approx(float(eager.step(x, y)), rel=1e-5)
+    assert compiled.sessions == 2
+
+
+def test_accumulated_gradients() -> None:
+    """Two backward passes in one step, and micro-batches over several calls."""
+    eager, compiled = setup(), setup()
+
+    def passes(s: Any) -> Any:
+        def run(x: Any, u: Any, y: Any) -> None:
+            for part in (x, u):
+                (mg.nn.functional.cross_entropy(s.model(part), y) / 2).backward()
+
+        return run
+
+    a, b = passes(eager), mg.compile(passes(compiled), debug=True)
+    (x, y), (u, _) = batch(1), batch(2)
+    for _ in range(3):
+        for _ in range(2):
+            a(x, u, y), b(x, u, y)
+        for p, q in zip(eager.model.parameters(), compiled.model.parameters(), strict=True):
+            np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=1e-4, atol=1e-6)
+        for s in (eager, compiled):
+            s.opt.step()
+            s.opt.zero_grad()
+    assert b.traces == 2
+
+
+def test_gradient_of_an_argument() -> None:
+    """A leaf argument gets its .grad, which then accumulates; the first one is not kept alive."""
+
+    def f(x: Any) -> Any:
+        loss = (x * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    g = mg.compile(f, debug=True)
+    for _ in range(3):
+        x = mg.tensor([1.0, 2.0]).requires_grad_()
+        g(x)
+        assert x.grad.tolist() == [2, 4]
+        g(x)
+        assert x.grad.tolist() == [4, 8]
+    assert g.traces == 2

@@ -22,7 +22,11 @@ class Setup(NamedTuple):
 
 
 def setup(
-    make: Callable[[Any], Any] = lambda ps: optim.AdamW(ps, lr=1e-2), dropout: float = 0.0, clip: float = 0.0, zero_first: bool = False, seed: int = 0
+    make: Callable[[Any], Any] = lambda ps: optim.AdamW(ps, lr=1e-2),
+    dropout: float = 0.0,
+    clip: float = 0.0,
+    zero_first: bool = False,
+    seed: int = 0,
 ) -> Setup:
     """The same start for the same seed."""
     mg.manual_seed(seed)

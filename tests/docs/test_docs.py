@@ -30,7 +30,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 def _shell_lines() -> list[tuple[str, str]]:
     """(page, command) of every line of every shell block, comments cut off."""
-    lines = [(_name(p), line.split("   #")[0].strip()) for p in PAGES for b in blocks(p) if b.language == "sh" for line in b.code.splitlines()]
+    scripts = [(_name(p), b.code) for p in PAGES for b in blocks(p) if b.language == "sh"]
+    lines = [(page, line.split("   #")[0].strip()) for page, code in scripts for line in code.splitlines()]
     return [pair for pair in lines if pair[1]]
 
 
@@ -58,4 +59,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_scripts_named_in_the_text_exist(page: Path) -> None:
     named = re.findall(r"\b(?:sh|python) ((?:benchmarks|examples)/[\w./]+)", page.read_text())
+    assert not [n for n in named if not (ROOT / n).exists()]
+
+
+def test_pages_named_in_the_source_exist() -> None:
+    named = {n for p in (ROOT / "meganeura").rglob("*.py") for n in re.findall(r"\bdocs/[\w-]+\.md", p.read_text())}
     assert not [n for n in named if not (ROOT / n).exists()]

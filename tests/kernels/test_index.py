@@ -40,10 +40,14 @@ def apply(
 def select(family: str, x: np.ndarray, at: np.ndarray, dim: int, layout: Layout | None = None, **fields: Any) -> np.ndarray:
     layout = layout or Layout(D.dtype(x.dtype), x.shape)
     shape = (*layout.shape[:dim], at.size, *layout.shape[dim + 1 :])
-    return apply(family, "index_select", Layout(layout.dtype, shape), (x, layout), (at, Layout(D.dtype(at.dtype), at.shape)), dim=dim, **fields)
+    return apply(
+        family, "index_select", Layout(layout.dtype, shape), (x, layout), (at, Layout(D.dtype(at.dtype), at.shape)), dim=dim, **fields
+    )
 
 
-def gather(family: str, x: np.ndarray, at: np.ndarray, dim: int, layout: Layout | None = None, at_layout: Layout | None = None) -> np.ndarray:
+def gather(
+    family: str, x: np.ndarray, at: np.ndarray, dim: int, layout: Layout | None = None, at_layout: Layout | None = None
+) -> np.ndarray:
     layout, at_layout = layout or Layout(D.dtype(x.dtype), x.shape), at_layout or Layout(D.int64, at.shape)
     return apply(family, "gather", Layout(layout.dtype, at_layout.shape), (x, layout), (at, at_layout), dim=dim)
 
@@ -122,7 +126,9 @@ def test_index_layouts(family: str) -> None:
     every = Layout(D.int64, (30, 5), (10, 2), 1)
     turned = Layout(D.int64, (10, 30), (1, 10))
     assert np.array_equal(gather(family, x, at, 1, at_layout=every), np.take_along_axis(x, at[:, 1::2], 1))
-    assert np.array_equal(gather(family, x, at, 0, at_layout=turned.with_(shape=(10, 8), strides=(1, 10))), np.take_along_axis(x, at.T[:, :8], 0))
+    assert np.array_equal(
+        gather(family, x, at, 0, at_layout=turned.with_(shape=(10, 8), strides=(1, 10))), np.take_along_axis(x, at.T[:, :8], 0)
+    )
     out = Layout(D.float32, (30, 5, 8))
     got = apply(family, "index_select", out, (x, Layout(D.float32, x.shape)), (at, every), dim=0)
     assert np.array_equal(got, x[at[:, 1::2]])
@@ -143,12 +149,12 @@ def test_out_of_range(width: int, family: str) -> None:
     x = numbers(10, width)
     for bad in (10, -1, 2**31 - 1, -(2**31)):
         at = np.array([1, bad, 3])
-        with pytest.raises(IndexOutOfRangeError, match=f"index {bad} .* size 10"):
+        with pytest.raises(IndexOutOfRangeError, match=rf"index {bad} .* size 10"):
             select(family, x, at, 0)
-        with pytest.raises(IndexOutOfRangeError, match=f"index {bad} .* size 10"):
+        with pytest.raises(IndexOutOfRangeError, match=rf"index {bad} .* size 10"):
             segments(family, numbers(3, width), at, 10)
     assert np.array_equal(select(family, x, np.array([-1, -10, 9]), 0, wrap=True), x[[-1, -10, 9]])
-    with pytest.raises(IndexOutOfRangeError, match="index -11 .* size 10"):
+    with pytest.raises(IndexOutOfRangeError, match=r"index -11 .* size 10"):
         select(family, x, np.array([-11]), 0, wrap=True)
     device().synchronize()
 
@@ -158,7 +164,10 @@ def test_a_bad_index_reads_zero(family: str) -> None:
     for width in (3, 64):
         x, at = numbers(10, width), np.array([2, 10])
         call = make_call(
-            Kernel("index_select"), {"input": Layout(D.float32, x.shape), "index": Layout(D.int64, (2,))}, (Layout(D.float32, (2, width)),), attrs={"dim": 0}
+            Kernel("index_select"),
+            {"input": Layout(D.float32, x.shape), "index": Layout(D.int64, (2,))},
+            (Layout(D.float32, (2, width)),),
+            attrs={"dim": 0},
         )
         target = upload(np.full(2 * width, 77), D.float32)
         run(index.lower(call, profile(family)), [upload(x, D.float32), upload(at, D.int64), target])
@@ -173,8 +182,10 @@ def test_table_larger_than_a_binding(family: str) -> None:
         x = numbers(1000, width)
         at = indices(1000, 300)
         limit = 32768 if width == 64 else 4096
-        assert np.array_equal(select(family, x, at, 0, max_binding=limit * 3) if width == 64 else select(family, x, at, 0, max_binding=8192), x[at])
-        with pytest.raises(IndexOutOfRangeError, match="index 1000 .* size 1000"):
+        assert np.array_equal(
+            select(family, x, at, 0, max_binding=limit * 3) if width == 64 else select(family, x, at, 0, max_binding=8192), x[at]
+        )
+        with pytest.raises(IndexOutOfRangeError, match=r"index 1000 .* size 1000"):
             select(family, x[:, :4].copy(), np.array([1000]), 0, max_binding=8192)
     values, at = numbers(40, 64), indices(1000, 40)
     assert np.allclose(segments(family, values, at, 1000, max_binding=40000), summed(values, at, 1000), atol=1e-5)
@@ -189,7 +200,9 @@ def test_nothing_to_do(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", [(1, 4, 3), (5, 7, 100), (16, 64, 50), (17, 3, 2), (300, 12, 9), (1000, 64, 5000), (6000, 8, 1 << 20), (9000, 5, 40)], ids=str)
+@pytest.mark.parametrize(
+    "case", [(1, 4, 3), (5, 7, 100), (16, 64, 50), (17, 3, 2), (300, 12, 9), (1000, 64, 5000), (6000, 8, 1 << 20), (9000, 5, 40)], ids=str
+)
 def test_segment_sum(case: tuple[int, int, int], family: str) -> None:
     count, columns, size = case
     values, at = numbers(count, columns), indices(size, count)

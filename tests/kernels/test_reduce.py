@@ -55,7 +55,14 @@ def lowered(family: str, arch: Reduce, layout: Layout, dims: tuple[int, ...], ou
 
 
 def apply(
-    family: str, arch: Reduce, base: np.ndarray, layout: Layout, dims: tuple[int, ...], out: DType, values: tuple[float, ...] = (), **fields: Any
+    family: str,
+    arch: Reduce,
+    base: np.ndarray,
+    layout: Layout,
+    dims: tuple[int, ...],
+    out: DType,
+    values: tuple[float, ...] = (),
+    **fields: Any,
 ) -> np.ndarray:
     """The result of reducing a layout of a flat array."""
     kept = tuple(n for d, n in enumerate(layout.shape) if d not in dims)
@@ -220,3 +227,25 @@ def test_without_subgroups() -> None:
         target = upload(np.zeros(5), D.float32)
         run(reduce.lower(call, profile(family, subgroups=False)), [upload(x, D.float32), target])
         assert np.allclose(download(target, D.float32, 5), x.astype(np.float64).sum(axis=1), atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "shape_dims",
+    [((9000,), (0,)), ((3, 9000), (1,)), ((5000, 2), (0,)), ((700, 40), (1,)), ((5, 9, 700), (0, 2)), ((300, 100), (0, 1))],
+    ids=str,
+)
+def test_inputs_larger_than_a_binding(shape_dims: tuple[tuple[int, ...], tuple[int, ...]], family: str) -> None:
+    shape, dims = shape_dims
+    x = RNG.normal(size=shape).astype(np.float32) + 3
+    kept = tuple(n for d, n in enumerate(shape) if d not in dims)
+    for kind in ("sum", "argmax", "moments"):
+        out = Layout(OUT.get(kind, D.float32), kept)
+        arch = Reduce(kind, post="{m2} / {n}" if kind == "moments" else "{acc}")
+        call = make_call(arch, {"input": Layout(D.float32, shape)}, (out,), attrs={"dim": dims, "keepdim": False})
+        small = reduce.lower(call, profile(family, max_binding=16384))
+        assert all(size <= 16384 for launch in small.launches for _, size in launch.ranges or ())
+        target = upload(np.full(max(out.numel, 1), 77), out.dtype)
+        run(small, [upload(x, D.float32), target])
+        want = expected(kind, x.astype(np.float64), dims)
+        assert np.allclose(download(target, out.dtype, out.numel).reshape(kept), want, rtol=1e-5), kind

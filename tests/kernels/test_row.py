@@ -50,7 +50,21 @@ CROSS_ENTROPY_GRAD = Row(
     element=("select((exp({input} - {lse}) - select(0.0, 1.0, i32({column}) == {target})) * {grad}, 0.0, {target} == {ignore_index})",),
 )
 # (rows, n): one element, fewer than lanes, ragged, whole turns, registers of 1 to 16 vec4s, longer than registers
-SIZES = [(1, 1), (3, 5), (128, 10), (9, 33), (64, 64), (300, 64), (2, 256), (64, 1024), (7, 999), (5, 3000), (3, 4096), (2, 9001), (2, 66000)]
+SIZES = [
+    (1, 1),
+    (3, 5),
+    (128, 10),
+    (9, 33),
+    (64, 64),
+    (300, 64),
+    (2, 256),
+    (64, 1024),
+    (7, 999),
+    (5, 3000),
+    (3, 4096),
+    (2, 9001),
+    (2, 66000),
+]
 
 EPS = (("eps", "f32"),)
 IGNORE = (("ignore_index", "i32"),)
@@ -222,7 +236,12 @@ def test_half_precision(n: int, dtype: DType, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_place(family: str) -> None:
-    for layout in (Layout(D.float32, (9, 100)), Layout(D.float32, (4, 2000)), Layout(D.float32, (64, 12)), Layout(D.float32, (6, 4, 8), (80, 10, 1))):
+    for layout in (
+        Layout(D.float32, (9, 100)),
+        Layout(D.float32, (4, 2000)),
+        Layout(D.float32, (64, 12)),
+        Layout(D.float32, (6, 4, 8), (80, 10, 1)),
+    ):
         dims = tuple(range(1, len(layout.shape)))
         base = numbers(layout.span()[1] + 1)
         call = make_call(SOFTMAX, {"input": layout}, (layout,), attrs={"dim": dims, "absent": ()}, alias=(0, 0))
@@ -237,7 +256,9 @@ def test_operands_of_one_storage(family: str) -> None:
     x, arena = numbers(32, 64), numbers(300, seed=1)
     for start in (0, 3):
         w, b = Layout(D.float32, (64,), (1,), start), Layout(D.float32, (64,), (1,), start + 100)
-        call = call_of(LAYER_NORM, {"input": Layout(D.float32, x.shape), "weight": w, "bias": b}, (1,), scalars=EPS, alias=(0, 1, 1, 3, 4, 5))
+        call = call_of(
+            LAYER_NORM, {"input": Layout(D.float32, x.shape), "weight": w, "bias": b}, (1,), scalars=EPS, alias=(0, 1, 1, 3, 4, 5)
+        )
         shared = upload(arena, D.float32)
         targets = [upload(np.zeros(o.numel), o.dtype) for o in call.outputs]
         run(row.lower(call, profile(family)), [upload(x, D.float32), shared, shared, *targets], (1e-5,))

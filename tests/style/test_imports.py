@@ -69,11 +69,7 @@ def test_no_layer_is_left_over() -> None:
 
 def test_imports_point_down() -> None:
     order = layers()
-    wrong = [
-        f"{m}:{line} imports {t}"
-        for m, t, line in edges()
-        if (unit := _unit(t)) in order and order[unit] > order[_unit(m)]
-    ]
+    wrong = [f"{m}:{line} imports {t}" for m, t, line in edges() if (unit := _unit(t)) in order and order[unit] > order[_unit(m)]]
     assert not wrong, "\n".join(wrong)
 
 
@@ -89,7 +85,8 @@ import numpy
 t = time.perf_counter()
 import meganeura
 spent = time.perf_counter() - t
-heavy = [m for m in ("wgpu", "wgpudawn", "onnx", "nnef", "torch", "matplotlib", "tqdm", "egglog", "safetensors", "scipy") if m in sys.modules]
+names = ("wgpu", "wgpudawn", "onnx", "nnef", "torch", "matplotlib", "tqdm", "egglog", "safetensors", "scipy")
+heavy = [m for m in names if m in sys.modules]
 gpu = sys.modules.get("meganeura.gpu.device")
 print(spent, ",".join(heavy) or "-", getattr(gpu, "_current", None))
 """

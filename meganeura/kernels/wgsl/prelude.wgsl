@@ -1,7 +1,7 @@
 // Functions that kernel expressions call by name; a kernel gets only those it names, and those they name.
 // Rules: drivers fold x != x, x - x, x * 0 and (a + b) - a as if all were finite and exact, and drop NaN in max,
 // min and clamp. So NaN and inf are tested by their bits, and sums are split by masking mantissa bits, never by
-// adding and subtracting a big number. fma may be fused or not: nothing below depends on it.
+// adding and subtracting a big number. A select on v > c is compiled to min or max, which drop NaN: NaN is put back last. fma may be fused or not: nothing below depends on it.
 // Error bounds are against exact results, in units in the last place (ulp), as tests/kernels/test_prelude.py checks.
 
 // --- bits
@@ -47,7 +47,13 @@ fn exp_scaled(n: f32, f: f32) -> f32 {
 fn exp_(v: f32) -> f32 {
   let x = select(select(v, 89.0, v > 89.0), -105.0, v < -105.0);
   let n = round(x * 1.44269502);
-  return exp_scaled(n, (x - n * 0.693359375) - n * -2.12194442e-4);
+  return select(exp_scaled(n, (x - n * 0.693359375) - n * -2.12194442e-4), v, is_nan(v));
+}
+// exp(v) / 2 for v in [0, 89.4], without overflow where exp(v) itself would.
+fn half_exp(v: f32) -> f32 {
+  let x = select(v, 90.0, v > 90.0);
+  let n = round(x * 1.44269502);
+  return select(exp_scaled(n - 1.0, (x - n * 0.693359375) - n * -2.12194442e-4), v, is_nan(v));
 }
 // exp(hi + lo) for |lo| far below |hi| or 1: 1.5 ulp.
 fn exp_sum(hi: f32, lo: f32) -> f32 {
@@ -63,7 +69,7 @@ fn expm1_(v: f32) -> f32 {
   let q = f + f * f * (0.5 + f * (0.166666716 + f * (0.0416666667 + f * (0.00833343994 + f * (0.0013930907 + f * 1.97350979e-4)))));
   let t = power_of_two(i32(n) - 1);
   let r = t * q + (t - 0.5);
-  return select(r + r, q, n == 0.0);
+  return select(select(r + r, q, n == 0.0), v, is_nan(v));
 }
 fn sigmoid_(x: f32) -> f32 { return 1.0 / (1.0 + exp_(-x)); }
 // 2 ulp.
@@ -77,14 +83,13 @@ fn tanh_(x: f32) -> f32 {
 fn sinh_(x: f32) -> f32 {
   let t = abs(x);
   let e = expm1_(select(t, 88.0, t > 88.0));
-  let big = exp_(0.5 * t);
-  let r = select(0.5 * (e + e / (e + 1.0)), 0.5 * big * big, t > 88.0);
+  let r = select(0.5 * (e + e / (e + 1.0)), half_exp(t), t > 88.0);
   return copy_sign(r, x);
 }
 fn cosh_(x: f32) -> f32 {
   let t = abs(x);
-  let e = exp_(0.5 * t);
-  return select(0.5 * e * e + 0.5 / (e * e), 0.5 * e * e, t > 80.0);
+  let h = half_exp(t);
+  return select(h + 0.25 / h, h, t > 80.0);
 }
 
 // --- logarithms
@@ -331,11 +336,26 @@ fn floor_div(a: f32, b: f32) -> f32 {
 }
 fn idiv_floor(a: i32, b: i32) -> i32 {
   let q = a / b;
-  return select(q, q - 1, (a % b != 0) && ((a < 0) != (b < 0)));
+  return select(q, q - 1, (a - q * b != 0) && ((a < 0) != (b < 0)));  // % of negative numbers differs between drivers
 }
 fn imod_floor(a: i32, b: i32) -> i32 {
-  let m = a % b;
+  let m = a - (a / b) * b;
   return select(m, m + b, m != 0 && ((m < 0) != (b < 0)));
+}
+// a^n by squaring; wraps as integer products do.
+fn upow(a: u32, n: u32) -> u32 {
+  var r = 1u;
+  var square = a;
+  for (var left = n; left != 0u; left = left >> 1u) {
+    if ((left & 1u) == 1u) { r *= square; }
+    square *= square;
+  }
+  return r;
+}
+// As upow; a negative power is 0, but for the bases 1 and -1.
+fn ipow(a: i32, n: i32) -> i32 {
+  if (n < 0) { return select(0, select(a, 1, (n & 1) == 0), a == 1 || a == -1); }
+  return bitcast<i32>(upow(bitcast<u32>(a), bitcast<u32>(n)));
 }
 
 // --- random numbers
@@ -350,6 +370,8 @@ fn mul_high(a: u32, b: u32) -> u32 {
   let low = al * bh + (mid & 0xffffu);
   return ah * bh + (mid >> 16u) + (low >> 16u);
 }
+// A word scaled to [0, span), without division; a span of 0 stands for 2^32. Source: arXiv:1805.10941.
+fn scaled_word(word: u32, span: u32) -> u32 { return select(mul_high(word, span), word, span == 0u); }
 // Philox4x32-10 with counter (block, 0, offset.lo, offset.hi) and key seed. Source: Salmon et al., SC 2011.
 fn philox(block: u32, seed: vec2<u32>, offset: vec2<u32>) -> vec4<u32> {
   var c = vec4<u32>(block, 0u, offset.x, offset.y);

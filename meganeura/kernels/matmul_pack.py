@@ -1,0 +1,74 @@
+"""Panels for the products of software devices: an operand copied so that a tile reads it from front to back.
+
+Panel q of a matrix holds rows 32q to 32q+31 of its free dimension as [K/4][32] vec4s along k, filled up with zeros along k.
+It pays where rows lie a multiple of 4 KB apart: then they share cache sets, and pages change with every load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import template
+from .kernel import TEMP, Kernel, Launch, Profile
+from .matmul_problem import Problem, Side
+from .matmul_sum import computed
+from .matmul_wgsl import Types, load
+
+PANEL = 32
+LANES = 8
+RUN = 8  # vec4s of k a subgroup packs
+FIELDS = ("extent", "k", "inner", "offset", "free", "step", "b0", "b1", "panels")
+
+
+def packed_bytes(p: Problem, side: Side) -> int:
+    """Bytes of the temporary that `packed` makes."""
+    matrices = 1 if side.batch == (0, 0) else p.matrices
+    return matrices * -(-side.extent // PANEL) * -(-p.k // 4) * PANEL * 16
+
+
+def packed(p: Problem, side: Side, temps: list[int]) -> tuple[Launch, Side]:
+    """The launch that packs one operand into a new temporary, and the operand as it then is (form 'p4')."""
+    single = side.batch == (0, 0)
+    matrices = 1 if single else p.matrices
+    panels, quads = -(-side.extent // PANEL), -(-p.k // 4)
+    dtype = computed(p)
+    made = Side(TEMP(len(temps)), dtype, 0, quads * PANEL, PANEL, (0, 0), side.extent, panels=True)
+    if not single:
+        size = panels * quads * PANEL
+        made = replace(made, batch=(p.batch[1] * size, size))
+    temps.append(packed_bytes(p, side))
+    wide = side.form(p.k) == "k4"
+    words = side.words("k4") if wide else side.words("k1")
+    params = template.pack([side.extent, p.k, 1 if single else p.batch[1], *words, panels])
+    value = Types.of(p).value
+    kernel = Kernel(
+        ("matmul", "pack", wide, side.dtype, value),
+        lambda profile: _source(wide, side, value, profile),
+        ("read", "read_write"),
+        label="matmul_pack",
+        trusted=True,
+    )
+    ranges = None if side.part is None else (side.part, (0, temps[-1]))
+    return Launch(kernel, (side.binding, made.binding), (-(-quads // RUN), panels, matrices), params, ranges=ranges), made
+
+
+def _source(wide: bool, side: Side, value: str, profile: Profile) -> str:
+    if wide:
+        quad = load("a[row + q]", side.dtype, value, True)
+    else:
+        parts = (load(f"a[row + min(q * 4u + {u}u, p.k - 1u) * p.step]", side.dtype, value, guard=f"q * 4u + {u}u < p.k") for u in range(4))
+        quad = f"vec4<{value}>({', '.join(parts)})"
+    lines = [
+        template.header(profile, (side.dtype,), True),
+        template.storage(0, "a", template.element(side.dtype, 4 if wide else 1), "read"),
+        template.storage(1, "o", f"vec4<{value}>", "read_write"),
+        template.uniform(2, FIELDS),
+        f"@compute @workgroup_size({LANES}) fn main(@builtin(workgroup_id) w: vec3<u32>, @builtin(subgroup_invocation_id) lane: u32) {{\n",
+        "let quads = (p.k + 3u) / 4u; let at = p.offset + (w.z / p.inner) * p.b0 + (w.z % p.inner) * p.b1;\n",
+        f"let end = min(w.x * {RUN}u + {RUN}u, quads); let first = w.y * {PANEL}u + lane;\n",
+        f"var q = w.x * {RUN}u; loop {{ let to = ((w.z * p.panels + w.y) * quads + q) * {PANEL}u + lane;\n",
+    ]
+    for i in range(PANEL // LANES):
+        place = f"let row = at + min(first + {i * LANES}u, p.extent - 1u) * p.free;"
+        lines.append(f"{{ {place} o[to + {i * LANES}u] = {quad}; }}\n")
+    return "".join([*lines, "continuing { q += 1u; break if q >= end; } } }\n"])

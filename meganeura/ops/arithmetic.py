@@ -1,0 +1,243 @@
+"""Composites of elementwise ops and reductions, with PyTorch's extra arguments and its (values, indices) results."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import dispatch
+from ..dtype import dtype as as_dtype
+from ..errors import DTypeError, ShapeError
+from ..provenance import site
+from . import creation, index, pointwise, reduce
+from .factory import representable, tensor
+from .table import composite
+from .views import expand, squeeze
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dispatch.hooks.tensor)
+
+
+# ---- in place ----
+
+
+@composite
+def fill_(input: Tensor, value: Any) -> Tensor:
+    """Fill in place. [*] -> [*]."""
+    if _is_tensor(value):
+        if value.ndim:
+            raise ShapeError(f"fill_ expects a number or a 0-d tensor, got shape {list(value.shape)}\n  at {site()}")
+        return copy_(input, value)
+    dispatch.bind(creation.fill, (representable(value, input.dtype), input.shape, input.dtype), {}, out=input)
+    return input
+
+
+@composite
+def copy_(input: Tensor, src: Any) -> Tensor:
+    """Overwrite with src, broadcast and converted. [*] -> [*]."""
+    source = src if _is_tensor(src) else tensor(src)
+    dispatch.bind(pointwise.cast, (expand(source, input.shape), input.dtype), {}, out=input)
+    return input
+
+
+@composite
+def add_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """In place: input += alpha * other."""
+    dispatch.bind(pointwise.add, (input, _scaled(input, other, alpha)), {}, out=input)
+    return input
+
+
+@composite
+def sub_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """In place: input -= alpha * other."""
+    dispatch.bind(pointwise.sub, (input, _scaled(input, other, alpha)), {}, out=input)
+    return input
+
+
+@composite
+def clamp_(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """In place: limit to [min, max]. [*] -> [*]."""
+    dispatch.bind(pointwise.clamp_both, (input, *_bounds(input, min, max)), {}, out=input)
+    return input
+
+
+@composite
+def masked_fill_(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """In place: value where the mask holds. [*], [*] -> [*]."""
+    dispatch.bind(pointwise.where, (mask, _filling(input, value), input), {}, out=input)
+    return input
+
+
+@composite
+def pow_(input: Tensor, exponent: Any) -> Tensor:
+    """In place: input to the power exponent. [*], [*] -> [*]."""
+    dispatch.bind(pointwise.pow, (input, _power(input, exponent)), {}, out=input)
+    return input
+
+
+# ---- arithmetic ----
+
+
+def _scaled(input: Any, other: Any, alpha: Any) -> Any:
+    if alpha == 1:
+        return other
+    if isinstance(alpha, float) and not any(_is_tensor(x) and x.is_floating_point() for x in (input, other)):
+        raise DTypeError(f"alpha must be a whole number for integer tensors, got {alpha}\n  at {site()}")
+    return other * alpha
+
+
+@composite
+def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """input + alpha * other."""
+    return pointwise.add(input, _scaled(input, other, alpha))  # type: ignore[no-any-return]
+
+
+@composite
+def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """input - alpha * other."""
+    return pointwise.sub(input, _scaled(input, other, alpha))  # type: ignore[no-any-return]
+
+
+@composite
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """input / other; rounding_mode 'floor' or 'trunc' rounds the quotient."""
+    if rounding_mode is None:
+        return pointwise.div(input, other)  # type: ignore[no-any-return]
+    if rounding_mode == "floor":
+        return pointwise.floored_quotient(input, _divisor(input, other))  # type: ignore[no-any-return]
+    if rounding_mode != "trunc":
+        raise DTypeError(f"rounding_mode must be None, 'floor' or 'trunc', not {rounding_mode!r}\n  at {site()}")
+    return pointwise.trunc_divide(input, _divisor(input, other))  # type: ignore[no-any-return]
+
+
+def _divisor(input: Any, other: Any) -> Any:
+    """A divisor that is a number: integers cannot be divided by 0. (A 0 inside a tensor is not looked for.)"""
+    if other.__class__ in (int, bool) and not other and not (_is_tensor(input) and input.is_floating_point()):
+        raise DTypeError(f"integer division by zero of {input.layout if _is_tensor(input) else input}\n  at {site()}")
+    return other
+
+
+@composite
+def floor_divide(input: Any, other: Any) -> Tensor:
+    """The quotient rounded toward minus infinity. [*], [*] -> [*]."""
+    return pointwise.floor_divide(input, _divisor(input, other))  # type: ignore[no-any-return]
+
+
+@composite
+def remainder(input: Any, other: Any) -> Tensor:
+    """Python's modulus: the result has the sign of `other`. [*], [*] -> [*]."""
+    return pointwise.remainder(input, _divisor(input, other))  # type: ignore[no-any-return]
+
+
+def _power(input: Any, exponent: Any) -> Any:
+    if isinstance(exponent, int) and exponent < 0 and not (_is_tensor(input) and input.is_floating_point()):
+        raise DTypeError(
+            f"integers to the negative power {exponent} are no integers ({input.layout if _is_tensor(input) else input}); "
+            f"convert the base with .float()\n  at {site()}"
+        )
+    return exponent
+
+
+@composite
+def pow(input: Any, exponent: Any) -> Tensor:
+    """input to the power exponent; 0**0 is 1, a negative base with a fractional exponent NaN. [*], [*] -> [*]."""
+    return pointwise.pow(input, _power(input, exponent))  # type: ignore[no-any-return]
+
+
+@composite
+def square(input: Tensor) -> Tensor:
+    """input * input. [*] -> [*]."""
+    return pow(input, 2) if input.dtype.kind == "b" else pointwise.mul(input, input)
+
+
+def _bounds(input: Tensor, min: Any, max: Any) -> tuple[Any, Any]:
+    if min is None and max is None:
+        raise ShapeError(f"clamp needs min or max\n  at {site()}")
+    kind = input.dtype.kind
+    low = -math.inf if kind == "f" else 0 if kind == "u" else -(2**31)
+    high = math.inf if kind == "f" else 2**31 - 1
+    return low if min is None else min, high if max is None else max
+
+
+@composite
+def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """input limited to [min, max]; either may be None. [*] -> [*]."""
+    return pointwise.clamp_both(input, *_bounds(input, min, max))  # type: ignore[no-any-return]
+
+
+def _filling(input: Tensor, value: Any) -> Any:
+    return value.to(input.dtype) if _is_tensor(value) else representable(value, input.dtype)
+
+
+@composite
+def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """value where the mask holds. [*], [*] -> [*]."""
+    return pointwise.where(mask, _filling(input, value), input)  # type: ignore[no-any-return]
+
+
+@composite
+def lerp(input: Tensor, end: Any, weight: Any) -> Tensor:
+    """input + weight * (end - input). [*] -> [*]."""
+    return input + (end - input) * weight  # type: ignore[no-any-return]
+
+
+# ---- reductions ----
+
+
+@composite
+def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Sum; integers add up in int64 (over int32 storage), float16 in float32. [*] -> [*]."""
+    return reduce.sum(input if dtype is None else input.to(as_dtype(dtype)), dim, keepdim)  # type: ignore[no-any-return]
+
+
+@composite
+def mean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Mean of floating point values; NaN of nothing. [*] -> [*]."""
+    return reduce.mean(input if dtype is None else input.to(as_dtype(dtype)), dim, keepdim)  # type: ignore[no-any-return]
+
+
+@composite
+def var(input: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False, *, unbiased: bool | None = None) -> Tensor:
+    """Variance with n - correction in the denominator; unbiased=False is correction 0. [*] -> [*]."""
+    return reduce.var(input, dim, int(correction if unbiased is None else unbiased), keepdim)  # type: ignore[no-any-return]
+
+
+@composite
+def std(input: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False, *, unbiased: bool | None = None) -> Tensor:
+    """Square root of var; no gradient where it is 0. [*] -> [*]."""
+    return pointwise.deviation(var(input, dim, correction, keepdim, unbiased=unbiased))  # type: ignore[no-any-return]
+
+
+class Extreme(NamedTuple):
+    """What max and min along a dimension return."""
+
+    values: Any
+    indices: Any
+
+
+@composite
+def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The maximum of all elements; with an int dim (values, indices); with a tensor the elementwise maximum."""
+    return _extreme(input, dim, keepdim, reduce.amax, reduce.argmax, pointwise.maximum)
+
+
+@composite
+def min(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The minimum of all elements; with an int dim (values, indices); with a tensor the elementwise minimum."""
+    return _extreme(input, dim, keepdim, reduce.amin, reduce.argmin, pointwise.minimum)
+
+
+def _extreme(input: Tensor, dim: Any, keepdim: bool, value: Any, place: Any, pair: Any) -> Any:
+    if _is_tensor(dim):
+        return pair(input, dim)
+    if dim is None:
+        return value(input)
+    at = place(input, dim, True)
+    out = index.gather(input, dim, at) if input.ndim else input.clone()
+    if not keepdim and input.ndim:
+        out, at = squeeze(out, dim), squeeze(at, dim)
+    return Extreme(out, at)

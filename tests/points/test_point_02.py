@@ -1,0 +1,135 @@
+"""No native abort: whatever an op asks of the driver, the process lives and the next op works. tests/gpu has the raw cases."""
+
+from __future__ import annotations
+
+import ast
+import gc
+
+import numpy as np
+import pytest
+
+from meganeura import gpu
+from meganeura.gpu.replay import Frozen
+from tests.gpu.handmade import child, copy, floats, scale_launch, upload
+from tests.points.failing import survives
+from tests.style.package import PACKAGE
+
+
+def test_a_bad_dispatch_of_an_eager_op_is_an_error() -> None:
+    survives("""
+    x = mg.ones(100)
+    y = x.exp()
+    mg.synchronize()
+    fails("exp")
+    y = x.exp()
+    back()
+    raises(mg.synchronize, "exp", "70000")
+    assert (x + 1).sum().item() == 200
+    for i in range(3):
+        fails("exp")
+        y = x.exp()
+        back()
+        raises(y.numpy, "exp")
+        assert abs(x.exp()[0].item() - 2.718) < 1e-2
+    """)
+
+
+def test_a_bad_dispatch_before_a_compiled_call_is_an_error() -> None:
+    survives("""
+    f = mg.compile(lambda x: (x * 2).sum())
+    x = mg.ones(100)
+    y = x.exp()
+    assert f(x).item() == 200
+    fails("exp")
+    y = x.exp()
+    back()
+    out = f(x)
+    raises(mg.synchronize, "exp")
+    assert out.item() == 200
+    assert f(x).item() == 200
+    """)
+
+
+def test_leaving_with_bad_work_recorded_is_no_abort() -> None:
+    survives("""
+    x = mg.ones(100)
+    y = x.exp()
+    fails("exp")
+    y = x.exp()
+    """)
+
+
+def test_deep_garbage_at_exit_is_no_abort() -> None:
+    """Tensors, tapes and compiled sessions alive at interpreter exit, in a cycle and in a module."""
+    done = child("""
+        import meganeura as mg
+        x = mg.ones(100, requires_grad=True)
+        y = x
+        for i in range(200):
+            y = y * 1.01
+        cycle = [y]
+        cycle.append(cycle)
+        f = mg.compile(lambda x: (x * 2).sum())
+        out = f(x)
+        print("alive")
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["alive"]
+    assert not done.stderr
+
+
+def test_frozen_lists_own_what_they_name() -> None:
+    """Pipelines, uniforms and bind groups of a list outlive everything else that knew them."""
+    device = gpu.current()
+    x, y = upload(device, np.full(64, 3, np.float32)), device.alloc(256)
+    launch = scale_launch(61)
+    frozen = Frozen(device, [(launch, (x, y), None)], [("scale", None)])
+    frozen.set_scalars(0, (2.0, 1.0))
+    del launch
+    most, device.pipelines.most_recent = device.pipelines.most_recent, 1
+    try:
+        for n in range(300, 340):
+            device.prepare(copy(n))
+            device.pipelines.uniform(n.to_bytes(16, "little"))
+        gc.collect()
+        device.drain()
+        device.pool.trim()
+        device.synchronize()
+        frozen.run()
+        assert floats(device, y, 61)[60] == 7
+    finally:
+        device.pipelines.most_recent = most
+        frozen.close()
+
+
+UNSAFE = ("create_encoder", "begin_pass", "set_pipeline", "set_bind_group", "dispatch")
+
+
+def test_finish_create_and_submit_take_the_raising_form() -> None:
+    """In the shim, whatever creates, finishes or submits is called through `safe`; the plain form is for encoding only."""
+    tree = ast.parse((PACKAGE / "gpu" / "native.py").read_text())
+    plain = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("wgpu")
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id == "lib")
+            or (isinstance(node.value, ast.Attribute) and node.value.attr == "lib")
+        )
+    }
+    harmful = {n for n in plain if any(w in n for w in ("Finish", "Submit", "CreateB", "CreateS", "MapAsync", "WriteBuffer", "Unmap", "Destroy"))}
+    assert not harmful
+    assert {"wgpuComputePassEncoderDispatchWorkgroups", "wgpuComputePassEncoderSetBindGroup"} <= plain
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_zero_sizes_dispatch_nothing_wrong(size: int) -> None:
+    import meganeura as mg
+
+    x = mg.zeros(size, 4)
+    assert (x + 1).sum().item() == 4 * size
+    assert x.sum(0).tolist() == [0] * 4
+    assert (x @ mg.ones(4, 2)).shape == (size, 2)
+    assert mg.cat([x, x]).shape == (2 * size, 4)
+    mg.synchronize()
