@@ -39,7 +39,7 @@ def get(x: Tensor, key: Any) -> Tensor:
     """x[key]."""
     taken = _take(x, key)
     if not taken.lookups:
-        return taken.view
+        return taken.view if taken.view is not x else view(x, x.shape)
     if len(taken.lookups) == 1:
         return _pick(taken.view, *taken.lookups[0])
     return _pick_together(taken)

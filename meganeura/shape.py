@@ -47,7 +47,7 @@ def normalize_dim(dim: int, rank: int, what: str = "dim") -> int:
     low, high = (-rank, rank - 1) if rank else (-1, 0)
     if not low <= dim <= high:
         raise ShapeError(f"{what}={dim} is out of range for a tensor of rank {rank}: expected a value in [{low}, {high}]")
-    return dim + rank if dim < 0 else dim
+    return dim + max(rank, 1) if dim < 0 else dim
 
 
 def _index(value: object, what: str) -> int:

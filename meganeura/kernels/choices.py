@@ -66,6 +66,7 @@ class Point:
 
 BIG = Tile(128, 128, 8, 8, wrap=True, turn_b="s4")
 WIDE = Tile(64, 128, 8, 8)
+TALL = Tile(128, 64, 8, 8)
 PAIR = Tile(64, 128, 8, 8, groups=2)
 LOW = Tile(64, 32, 8, 4, groups=2, turn_a="quad")
 LOW4 = Tile(64, 32, 8, 4, groups=4, turn_a="quad")
@@ -77,6 +78,8 @@ POINTS = (
     Point("NN TT", 4096, 4096, 4096, BIG),
     Point("NT", 4096, 4096, 4096, replace(WIDE, swizzle=8)),
     Point("TN", 4096, 4096, 4096, replace(BIG, walk="ptr")),
+    Point("NN NT TN TT", 2048, 2048, 2048, replace(BIG, walk="ptr")),
+    Point("NN NT TN TT", 576, 1536, 4096, BIG, 4),
     Point("NN", 1024, 1024, 1024, replace(WIDE, wrap=True, walk="ptr"), 2),
     Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr")),
     Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr")),
@@ -86,11 +89,17 @@ POINTS = (
     Point("NN NT TN TT", 128, 576, 1536, LOW, 6),
     Point("NN TN", 128, 49152, 576, replace(WIDE, walk="ptr")),
     Point("NT TT", 128, 49152, 576, WIDE),
+    Point("NN NT", 49152, 128, 576, replace(WIDE, walk="ptr")),
+    Point("TN TT", 49152, 128, 576, replace(TALL, walk="ptr")),
+    Point("NN NT TN TT", 768, 768, 768, replace(WIDE, walk="ptr"), 3),
+    Point("NN NT TN TT", 512, 2048, 512, PAIR),
     Point("NN TN", 50, 2048, 720, SMALL),
     Point("NT TT", 50, 2048, 720, LOW, 4),
     Point("NN NT TN TT", 50, 720, 2048, ROWS, 6),
     Point("NN NT TN TT", 512, 512, 512, ROWS),
     Point("NN NT TN TT", 2048, 512, 128, MID),
+    Point("NN NT TN TT", 256, 256, 256, SMALL),
+    Point("NN NT TN TT", 128, 10, 128, SMALL),
     Point("NN NT TN TT", 128, 128, 784, SMALL, 8),
     Point("NN NT TN TT", 32, 128, 784, SMALL, 8),
     Point("NN NT TN TT", 784, 128, 32, SMALL),

@@ -124,7 +124,9 @@ SOFTMAX = Monoid(
 
 @dataclass(frozen=True)
 class Team:
-    """The invocations that share a row. `form`: lane, subgroup or group; `width` its invocations; `workgroup` all of them.
+    """The invocations that share a row. `form`: lane, subgroup, cluster or group; `width` its invocations; `workgroup` all.
+
+    A cluster is a power of two of neighbouring lanes, at most a subgroup: several short rows share a workgroup.
 
     `size` is the known subgroup size, or 0 to read it at run time (`subgroup_size`). `subgroups` says whether the device
     has subgroup functions.
@@ -144,6 +146,8 @@ class Team:
     def builtins(self) -> str:
         """Entry point arguments."""
         subgroup = ", @builtin(subgroup_invocation_id) lane: u32"
+        if self.form == "cluster":
+            return "@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32"
         if self.form == "subgroup":
             return "@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_id) sid: u32" + subgroup
         tail = subgroup + ", @builtin(subgroup_size) size: u32" if self.form == "group" and self.subgroups else ""
@@ -151,13 +155,14 @@ class Team:
 
     def place(self) -> tuple[str, str]:
         """(number of the row within the workgroup, number of the invocation within the team)."""
-        return {"lane": ("thread", "0u"), "subgroup": ("sid", "lane"), "group": ("0u", "thread")}[self.form]
+        cluster = (f"thread / {self.width}u", f"thread % {self.width}u")
+        return {"lane": ("thread", "0u"), "cluster": cluster, "subgroup": ("sid", "lane"), "group": ("0u", "thread")}[self.form]
 
     def bring(self, monoid: Monoid, use: int, value: str) -> str:
         """The text that merges `value` over the team; `use` numbers the call (each has its own workgroup memory)."""
         if self.form == "lane":
             return value
-        if self.form == "subgroup":
+        if self.form in ("subgroup", "cluster"):
             return f"lanes_{monoid.name}({value})"
         return f"team_{use}({value}, thread{', lane, size' if self.subgroups else ''})"
 
@@ -166,14 +171,14 @@ class Team:
         out = monoid.declarations() if first else ""
         if self.form == "lane":
             return out
-        if self.form == "subgroup" or self.subgroups:
+        if self.form in ("subgroup", "cluster") or self.subgroups:
             out += self._lanes(monoid) if first else ""
         return out + (self._exchange(monoid, use) if self.form == "group" else "")
 
     def _lanes(self, m: Monoid) -> str:
-        sized = self.form == "subgroup"
+        sized = self.form in ("subgroup", "cluster")
         head = f"fn lanes_{m.name}(v: {m.type}{'' if sized else ', size: u32'}) -> {m.type} {{ "
-        if m.builtin:  # takes active invocations only, so a workgroup narrower than a subgroup is right too
+        if m.builtin and self.form != "cluster":  # takes active invocations only, so a workgroup narrower than a subgroup is right too
             return f"{head}return {m.builtin}(v); }}\n"
         other = m.make(*(f"subgroupShuffleXor({m.field('a', p)}, {{}})" for p, _ in m.parts))
         step = f"a = merge_{m.name}(a, {other}); "

@@ -191,7 +191,7 @@ def _form(rows: _Rows, width: int) -> RowForm:
     full = max(1, sum(w.role == "full" for w in rows.walks))
     held = -(-entries // team.width)
     registers = 0
-    if team.form == "group" and held * full * width <= REGISTERS * 4:
+    if team.form in ("group", "cluster") and held * full * width <= REGISTERS * 4:
         registers = 1 << max(0, held - 1).bit_length()
     pair = team.form == "subgroup" and rows.rows % 2 == 0 and rows.rows >= 64 and any(w.role == "column" for w in rows.walks)
     unroll = max(1, 4 // (full * (1 + pair))) if not registers and entries >= 4 * team.width else 1
@@ -230,5 +230,8 @@ def _team(rows: _Rows, entries: int) -> Team:
         return Team("subgroup", lanes, 64 if rows.rows >= 8 else lanes)
     if (entries <= 4 and rows.rows >= 32) or (rows.neighbours() and rows.rows >= 1024):
         return Team("lane", 1, 64)
+    cluster = min(32, profile.subgroup_size) if profile.subgroups else 0
+    if cluster >= 4 and entries <= 4 * cluster and rows.rows >= 256:
+        return Team("cluster", min(cluster, max(4, 1 << (-(-entries // 2) - 1).bit_length())), 128)
     width = min(256, max(32, 1 << (max(1, -(-entries // 4)) - 1).bit_length()))
     return Team("group", width, width, subgroups=profile.subgroups)

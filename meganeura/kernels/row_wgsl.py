@@ -78,6 +78,8 @@ class Source:
         count = len(form.access)
         code = "".join(self.functions) + (f"@compute @workgroup_size({team.workgroup})\nfn main({team.builtins()}) {{\n{body}}}\n")
         front = T.header(self.profile, (o.dtype for o in form.operands), team.form != "lane" and team.subgroups)
+        if self.profile.backend == "dawn" and team.form == "cluster":  # whole clusters leave early, so shuffles stay within live lanes
+            front += "diagnostic(off, subgroup_uniformity);\n"
         front += declare(form.operands, form.access) + T.uniform(count + form.report, form.fields())
         front += T.scalar_block(form.scalars, form.report)
         if form.report:

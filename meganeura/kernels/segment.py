@@ -30,6 +30,7 @@ class SegmentForm:
     access: tuple[str, ...]
     width: int
     accumulator: str  # WGSL type
+    unroll: int  # tokens loaded at a time: GPUs wait for loads
 
     def fields(self) -> list[str]:
         """Parameter names, in the order of `_Segments.words`."""
@@ -59,7 +60,8 @@ class _Segments:
     @property
     def block(self) -> int:
         """Tokens a block."""
-        return max(16, math.isqrt(self.count))
+        root = math.isqrt(self.count)
+        return max(16, root) if self.profile.family == "cpu" else max(32, root // 4)  # a GPU wants more invocations
 
     @property
     def blocks(self) -> int:
@@ -204,7 +206,7 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
 
 def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout]], rows: tuple[int, int], total: int) -> Launch:
     bound = bind(items, found.call.alias, found.profile, found.call.op.name)
-    form = SegmentForm(stage, bound.operands, bound.access, found.width, found.accumulator.value)
+    form = SegmentForm(stage, bound.operands, bound.access, found.width, found.accumulator.value, 1 if found.profile.family == "cpu" else 4)
     kernel = Kernel(("segment", form), lambda profile: _source(form, profile), form.access, found.call.op.name, trusted=True)
     shift = {o.name: s for o, s in zip(bound.operands, bound.shifts, strict=True)}
     low, high = rows
@@ -231,7 +233,7 @@ def _source(form: SegmentForm, profile: Profile) -> str:
         code += T.entry(profile) + _clear_body(out) + "}\n"
     else:
         code += T.entry(profile, 64) + "let id = group * 64u + local;\nif (id >= p.total) { return; }\n"
-        code += {"blocks": _blocks_body, "join": _join_body}[form.stage](named, vector) + "}\n"
+        code += (_blocks_body(named, vector, form.unroll) if form.stage == "blocks" else _join_body(named)) + "}\n"
     front = T.header(profile, (o.dtype for o in form.operands), bool(T.lanes(profile))) + declare(form.operands, form.access)
     return front + T.uniform(len(form.access), form.fields()) + T.prelude(code) + code
 
@@ -246,15 +248,14 @@ def _clear_body(out: Operand) -> str:
     return text
 
 
-def _blocks_body(named: dict[str, Operand], vector: str) -> str:
+def _blocks_body(named: dict[str, Operand], vector: str, unroll: int) -> str:
     """Walk a block's tokens for one column (four): whole runs go to the output, cut ones to the partial sums.
 
     Partial sums: first the heads (runs that began in an earlier block), then the tails (runs that go on in the next).
     """
-    keys, values, partial, positions = named["keys"], named["values"], named["partial"], named["positions"]
-    parts = [values.part("row", i) for i in range(values.width)]
-    value = parts[0] if values.width == 1 else f"{vector}({', '.join(parts)})"
-    at = f"p.values_at + {positions.entry('t')} * p.values_row + column * p.values_step"
+    keys, partial = named["keys"], named["partial"]
+    loads = "".join(_token(named, vector, u) for u in range(unroll))
+    steps = "".join(f"  {f'if (t + {u}u < end) ' if u else ''}{{ {_take(partial, vector, u)} }}\n" for u in range(unroll))
     return f"""let block = id / p.columns;
 let column = id - block * p.columns;
 let start = block * p.block;
@@ -263,16 +264,8 @@ var key = {keys.entry("start")};
 var begun = false;
 if (start > 0u) {{ begun = {keys.entry("start - 1u")} == key; }}
 var sum = {vector}();
-for (var t = start; t < end; t = t + 1u) {{
-  let k = {keys.entry("t")};
-  if (k != key) {{
-    if (begun) {{ {partial.entry("id")} = sum; }} else {{ give(key, column, sum); }}
-    key = k;
-    begun = false;
-    sum = {vector}();
-  }}
-  if (in_window(k)) {{ let row = {values.entry(at)}; sum = sum + {value}; }}
-}}
+for (var t = start; t < end; t = t + {unroll}u) {{
+{loads}{steps}}}
 var goes_on = false;
 if (end < p.count) {{ goes_on = {keys.entry("end")} == key; }}
 if (begun) {{ {partial.entry("id")} = sum; return; }}
@@ -280,7 +273,23 @@ if (goes_on) {{ {partial.entry("p.tails + id")} = sum; }} else {{ give(key, colu
 """
 
 
-def _join_body(named: dict[str, Operand], vector: str) -> str:
+def _token(named: dict[str, Operand], vector: str, u: int) -> str:
+    """Load the key and the value of token t + u (of the last one beyond the block's end)."""
+    keys, values, positions = named["keys"], named["values"], named["positions"]
+    at = f"min(t + {u}u, end - 1u)" if u else "t"
+    row = f"p.values_at + {positions.entry(f'at{u}')} * p.values_row + column * p.values_step"
+    parts = [values.part(f"row{u}", i) for i in range(values.width)]
+    value = parts[0] if values.width == 1 else f"{vector}({', '.join(parts)})"
+    return f"  let at{u} = {at}; let k{u} = {keys.entry(f'at{u}')}; let row{u} = {values.entry(row)}; let value{u} = {value};\n"
+
+
+def _take(partial: Operand, vector: str, u: int) -> str:
+    """Take in token t + u, after settling the run that it ends."""
+    settle = f"if (begun) {{ {partial.entry('id')} = sum; }} else {{ give(key, column, sum); }}"
+    return f"if (k{u} != key) {{ {settle} key = k{u}; begun = false; sum = {vector}(); }} sum = sum + value{u};"
+
+
+def _join_body(named: dict[str, Operand]) -> str:
     """The block in which a run begins adds up its tail and the heads of the blocks it goes on in."""
     keys, partial = named["keys"], named["partial"]
     return f"""let block = id / p.columns;

@@ -15,7 +15,8 @@ from .kernel import Kernel, Launch, Profile
 
 DIGIT = 4  # bits a pass
 RADIX = 1 << DIGIT
-RANKED = {"cpu": 256, "gpu": 4096}  # keys up to which comparing all of them is quicker
+TILE = 1024  # counts a workgroup of a GPU turns into places
+RANKED = {"cpu": 256, "gpu": 16384}  # keys up to which comparing all of them is quicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,22 @@ class SortPlan:
         return -(-self.count // self.run)
 
     @property
+    def counts(self) -> int:
+        return RADIX * self.runs
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of counts; how many counts there are before each tile is kept behind the counts."""
+        return -(-self.counts // TILE)
+
+    @property
     def passes(self) -> int:
         return 1 if self.ranked else max(1, -(-self.bits // DIGIT))
 
     def temps(self) -> tuple[int, int, int, int]:
         """Bytes of the temporaries."""
         words = -(-self.count // 4) * 16
-        return (words, words, 16 if self.passes == 1 else words, 16 if self.ranked else RADIX * self.runs * 4)
+        return (words, words, 16 if self.passes == 1 else words, 16 if self.ranked else (self.counts + self.tiles) * 4)
 
 
 def plan(count: int, bits: int, profile: Profile) -> SortPlan:
@@ -65,7 +75,7 @@ def launches(sort: SortPlan, keys: int, temps: tuple[int, int, int, int], profil
         params = T.pack([sort.count, sort.run, sort.runs, i * DIGIT])
         groups = T.grid(-(-sort.runs // 64))
         out.append(Launch(_kernel("count", ("read", "read_write"), _count), (source[0], counts), groups, params))
-        out.append(_scan(sort, counts, profile))
+        out += _scan(sort, counts, profile)
         out.append(_scatter(i == 0, (source, target, counts), groups, params))
         source, target = target, source
     return out, source[0], source[1]
@@ -80,10 +90,15 @@ def _ranked(sort: SortPlan, bindings: tuple[int, int, int]) -> Launch:
     return Launch(kernel, bindings, T.grid(-(-sort.count // 64)), T.pack([sort.count]))
 
 
-def _scan(sort: SortPlan, counts: int, profile: Profile) -> Launch:
-    width = 64 if profile.family == "cpu" else 256
-    kernel = Kernel(("sort", "scan", width), lambda profile: _places(width), ("read_write",), "sort scan", trusted=True)
-    return Launch(kernel, (counts,), (1, 1, 1), T.pack([RADIX * sort.runs]))
+def _scan(sort: SortPlan, counts: int, profile: Profile) -> list[Launch]:
+    """Counts to places: within tiles, then the tiles' totals, which `_put` adds. Software devices do it in one workgroup."""
+    params = T.pack([sort.counts])
+    if profile.family == "cpu":
+        kernel = Kernel(("sort", "scan"), lambda profile: _places(64), ("read_write",), "sort scan", trusted=True)
+        return [Launch(kernel, (counts,), (1, 1, 1), params)]
+    tiles = Kernel(("sort", "tiles"), lambda profile: _tiles(), ("read_write",), "sort tiles", trusted=True)
+    totals = Kernel(("sort", "totals"), lambda profile: _totals(), ("read_write",), "sort totals", trusted=True)
+    return [Launch(tiles, (counts,), T.grid(sort.tiles), params), Launch(totals, (counts,), (1, 1, 1), T.pack([sort.counts, sort.tiles]))]
 
 
 def _scatter(first: bool, bindings: tuple[tuple[int, int], tuple[int, int], int], grid: tuple[int, int, int], params: bytes) -> Launch:
@@ -145,7 +160,41 @@ def _places(width: int) -> str:
         "let start = min(p.count, thread * each);\nlet end = min(p.count, start + each);\n"
         "var sum = 0u;\nfor (var i = start; i < end; i = i + 1u) { sum = sum + counts[i]; }\nsums[thread] = sum;\nworkgroupBarrier();\n"
         "var place = 0u;\nfor (var t = 0u; t < thread; t = t + 1u) { place = place + sums[t]; }\n"
-        "for (var i = start; i < end; i = i + 1u) { let c = counts[i]; counts[i] = place; place = place + c; }\n}\n"
+        "for (var i = start; i < end; i = i + 1u) { let c = counts[i]; counts[i] = place; place = place + c; }\n"
+        f"if (thread == 0u) {{ for (var i = 0u; i * {TILE}u < p.count; i = i + 1u) {{ counts[p.count + i] = 0u; }} }}\n}}\n"
+    )
+
+
+_PREFIX = (
+    "sums[thread] = sum;\nworkgroupBarrier();\n"
+    "for (var h = 1u; h < 256u; h = h << 1u) {\n  var other = 0u;\n  if (thread >= h) { other = sums[thread - h]; }\n"
+    "  workgroupBarrier();\n  sums[thread] = sums[thread] + other;\n  workgroupBarrier();\n}\n"
+)
+
+
+def _tiles() -> str:
+    """Exclusive prefix sums within each tile; the tile's total goes behind the counts."""
+    out = T.storage(0, "counts", "u32", "read_write") + T.uniform(1, ("count",)) + "var<workgroup> sums: array<u32, 256>;\n"
+    out += (
+        "@compute @workgroup_size(256)\nfn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {\n"
+    )
+    out += f"let tile = group.y * {T.FOLD}u + group.x;\nif (tile * {TILE}u >= p.count) {{ return; }}\n"
+    out += f"let at = tile * {TILE}u + thread * 4u;\nvar c = vec4<u32>();\n"
+    out += "".join(f"if (at + {i}u < p.count) {{ c.{T.LANES[i]} = counts[at + {i}u]; }}\n" for i in range(4))
+    out += "let sum = c.x + c.y + c.z + c.w;\n" + _PREFIX + "let place = sums[thread] - sum;\n"
+    for i, before in enumerate(("", " + c.x", " + c.x + c.y", " + c.x + c.y + c.z")):
+        out += f"if (at + {i}u < p.count) {{ counts[at + {i}u] = place{before}; }}\n"
+    return out + "if (thread == 255u) { counts[p.count + tile] = sums[255]; }\n}\n"
+
+
+def _totals() -> str:
+    """Exclusive prefix sums of the tiles' totals, by one workgroup, 256 at a time."""
+    out = T.storage(0, "counts", "u32", "read_write") + T.uniform(1, ("count", "tiles")) + "var<workgroup> sums: array<u32, 256>;\n"
+    return out + (
+        "@compute @workgroup_size(256)\nfn main(@builtin(local_invocation_index) thread: u32) {\nvar before = 0u;\n"
+        "for (var start = 0u; start < p.tiles; start = start + 256u) {\n  let i = start + thread;\n  var sum = 0u;\n"
+        "  if (i < p.tiles) { sum = counts[p.count + i]; }\n" + _PREFIX + "  let all = sums[255];\n"
+        "  if (i < p.tiles) { counts[p.count + i] = before + sums[thread] - sum; }\n  before = before + all;\n  workgroupBarrier();\n}\n}\n"
     )
 
 
@@ -160,7 +209,8 @@ def _put(first: bool) -> str:
         + T.uniform(4 if first else 5, _FIELDS)
         + _RUN
         + (
-            f"var place: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{ place[d] = counts[d * p.runs + id]; }}\n"
+            f"var place: array<u32, {RADIX}>;\nfor (var d = 0u; d < {RADIX}u; d = d + 1u) {{\n  let c = d * p.runs + id;\n"
+            f"  place[d] = counts[c] + counts[{RADIX}u * p.runs + c / {TILE}u];\n}}\n"
             "for (var i = start; i < end; i = i + 1u) {\n"
             f"  let k = keys[i];\n  let d = (k >> p.shift) & {RADIX - 1}u;\n  let at = place[d];\n  place[d] = at + 1u;\n"
             f"  sorted[at] = k;\n  positions[at] = {'i' if first else 'old[i]'};\n}}\n}}\n"

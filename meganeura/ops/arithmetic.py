@@ -11,6 +11,7 @@ from ..errors import DTypeError, ShapeError
 from ..provenance import site
 from . import creation, index, pointwise, reduce
 from .factory import representable, tensor
+from .infer import common_dtype
 from .table import composite
 from .views import expand, squeeze
 
@@ -155,11 +156,17 @@ def square(input: Tensor) -> Tensor:
 
 
 def _bounds(input: Tensor, min: Any, max: Any) -> tuple[Any, Any]:
+    low: float
+    high: float
     if min is None and max is None:
         raise ShapeError(f"clamp needs min or max\n  at {site()}")
-    kind = input.dtype.kind
-    low = -math.inf if kind == "f" else 0 if kind == "u" else -(2**31)
-    high = math.inf if kind == "f" else 2**31 - 1
+    given = [getattr(x, "layout", x) for x in (input, min, max) if x is not None]
+    kind = common_dtype(given)
+    if kind.kind == "f":
+        low, high = -math.inf, math.inf
+    else:
+        bits = 32 if kind.bits == 64 else kind.bits
+        low, high = (0, 2**bits - 1) if kind.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return low if min is None else min, high if max is None else max
 
 

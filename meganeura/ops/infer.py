@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dispatch import HostScalar
-from ..dtype import DType, bool_, float32, int64, promote, result_type, scalar_dtype
+from ..dtype import DType, bool_, float32, int64, promote, result_type, scalar_dtype, uint8
 from ..errors import DTypeError, ShapeError
 from ..shape import Shape, broadcast_shapes, normalize_dims
 from ..storage import Layout
@@ -138,7 +138,7 @@ def _reduce(kind: Reduce, ins: Sequence[Any], attrs: dict[str, Any]) -> Inferred
     if kind.kind in ("argmax", "argmin"):
         out, compute = int64, x.dtype
     elif kind.kind in ("any", "all"):
-        out, compute = bool_, bool_
+        out, compute = uint8 if x.dtype is uint8 else bool_, bool_  # as in PyTorch
     elif kind.kind in ("sum", "prod"):
         out = compute = x.dtype if x.dtype.is_floating_point else int64
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dtype import DType, bool_
+from ..dtype import DType, bool_, scalar_dtype
 from ..errors import DTypeError
 from ..shape import broadcast_shapes
 from ..storage import Layout
@@ -80,7 +80,7 @@ def add(input: Operand, other: Operand) -> Tensor:
 
 
 def _sub_rule(input: Any, other: Any) -> Inferred:
-    if any(isinstance(x, Layout) and x.dtype is bool_ for x in (input, other)):
+    if any((x.dtype if isinstance(x, Layout) else scalar_dtype(x)) is bool_ for x in (input, other)):
         raise DTypeError(f"bools cannot be subtracted (operands {input}, {other}); use ^ or logical_xor(), or ~ to invert a mask")
     common = common_dtype([input, other])
     return Inferred((Spec(common, broadcast_shapes(*(x.shape for x in (input, other) if isinstance(x, Layout)))),), (common, common), {})

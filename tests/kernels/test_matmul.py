@@ -272,7 +272,7 @@ def test_keys_hold_no_sizes() -> None:
         return [x.kernel.key for x in lower(call, device(name)).launches]
 
     assert keys(320, 640, 512, "cpu") == keys(352, 768, 480, "cpu")
-    assert keys(2048, 2048, 4096, "gpu") == keys(4096, 3072, 2048, "gpu")
+    assert keys(4096, 4096, 4096, "gpu") == keys(3840, 4096, 4352, "gpu")
 
 
 def test_the_nearest_point_is_usable_and_sane() -> None:

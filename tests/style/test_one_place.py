@@ -120,3 +120,15 @@ def test_no_foreign_words() -> None:
             if found := _FOREIGN.search(line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number} says {found[0]!r}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_searches_find_what_they_look_for() -> None:
+    caught = (
+        'if op.name == "add": pass\nx = {"mul": 1}[call.op.name]\ny = row.name in ("exp", "log")\nmatch node.op.name:\n    case "sum": pass'
+    )
+    assert len(_op_comparisons(ast.parse(caught))) >= 3
+    assert not _op_comparisons(ast.parse('if kind.name == "sum": pass\nif op.name == other.name: pass'))
+    assert _environment_reads(ast.parse('import os\nos.environ["X"]\nos.getenv("Y")')) == [2, 3]
+    assert not _environment_reads(ast.parse('import os\nos.environ.setdefault("X", "1")'))
+    assert _FOREIGN.search("see /" + "tmp/notes")
+    assert not _FOREIGN.search("a/tmp/notes, https://host/work")

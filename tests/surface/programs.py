@@ -149,6 +149,8 @@ def _reduce(rng: random.Random) -> Call:
         dim = ()
     if name in ("any", "all") and dim == ():  # torch leaves such a tensor as it is
         dim = None
+    if name in ("var", "std") and dim == ():  # torch's gradient is wrong there
+        dim = None
     correction = rng.choice((0, 1)) if name in ("var", "std") else None
     extra = {} if correction is None else {"correction": correction}
     jumps = name in ("any", "all")

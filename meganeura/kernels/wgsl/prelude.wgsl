@@ -2,6 +2,7 @@
 // Rules: drivers fold x != x, x - x, x * 0 and (a + b) - a as if all were finite and exact, and drop NaN in max,
 // min and clamp. So NaN and inf are tested by their bits, and sums are split by masking mantissa bits, never by
 // adding and subtracting a big number. A select on v > c is compiled to min or max, which drop NaN: NaN is put back last. fma may be fused or not: nothing below depends on it.
+// No return inside a branch: Mesa 22 loses the stores of a kernel whose uniform branch returns from an inlined function.
 // Error bounds are against exact results, in units in the last place (ulp), as tests/kernels/test_prelude.py checks.
 
 // --- bits
@@ -301,14 +302,14 @@ fn acos_(x: f32) -> f32 {
 // The exact remainder with the sign of a; NaN for b = 0 or an infinite a. Takes off up to 12 bits of the quotient a step.
 fn fmod_(a: f32, b: f32) -> f32 {
   let d = abs(b);
+  let defined = d > 0.0 && is_finite(a) && !is_nan(b);
+  let known = !defined || is_inf(b);
   var r = abs(a);
   var below = false;  // a rounded-up quotient took off too much: r is minus the remainder
-  if (!(d > 0.0) || !is_finite(a) || is_nan(b)) { return nan(); }
-  if (is_inf(b)) { return a; }
   let dh = head(d);
   let dl = d - dh;
   loop {
-    if (!(r >= d)) { break; }
+    if (known || !(r >= d)) { break; }
     let scale = select(1.0, 1.26765060e30, is_inf(r / d));
     let ratio = r / (d * scale);
     let q = select(head(ratio), floor(ratio), ratio < 4096.0 && scale == 1.0);
@@ -318,7 +319,8 @@ fn fmod_(a: f32, b: f32) -> f32 {
       below = !below;
     }
   }
-  return copy_sign(select(r, d - r, below && truth(r)), a);
+  let m = copy_sign(select(r, d - r, below && truth(r)), a);
+  return select(select(m, a, is_inf(b)), nan(), !defined);
 }
 // Python's %: the sign of b.
 fn remainder_(a: f32, b: f32) -> f32 {
@@ -327,12 +329,11 @@ fn remainder_(a: f32, b: f32) -> f32 {
 }
 // Python's //.
 fn floor_div(a: f32, b: f32) -> f32 {
-  if (!truth(b)) { return a / b; }
   let m = fmod_(a, b);
-  var q = (a - m) / b;
-  if (truth(m) && ((m < 0.0) != (b < 0.0))) { q -= 1.0; }
+  let q = (a - m) / b - select(0.0, 1.0, truth(m) && ((m < 0.0) != (b < 0.0)));
   let f = floor(q);
-  return select(select(f, f + 1.0, q - f > 0.5), copy_sign(0.0, a / b), !truth(q));
+  let r = select(select(f, f + 1.0, q - f > 0.5), copy_sign(0.0, a / b), !truth(q));
+  return select(r, a / b, !truth(b));
 }
 fn idiv_floor(a: i32, b: i32) -> i32 {
   let q = a / b;
@@ -354,8 +355,8 @@ fn upow(a: u32, n: u32) -> u32 {
 }
 // As upow; a negative power is 0, but for the bases 1 and -1.
 fn ipow(a: i32, n: i32) -> i32 {
-  if (n < 0) { return select(0, select(a, 1, (n & 1) == 0), a == 1 || a == -1); }
-  return bitcast<i32>(upow(bitcast<u32>(a), bitcast<u32>(n)));
+  let inverse = select(0, select(a, 1, (n & 1) == 0), a == 1 || a == -1);
+  return select(bitcast<i32>(upow(bitcast<u32>(a), u32(max(n, 0)))), inverse, n < 0);
 }
 
 // --- random numbers
