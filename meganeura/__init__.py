@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import autograd as autograd
+from . import autograd, errors
 from . import dispatch as _dispatch
-from . import dtype as _dtype
-from . import errors as errors
 from . import ops as _ops
 from . import tensor as _tensor_module
 from ._version import __version__
@@ -32,17 +30,47 @@ from .errors import (
     ShapeError,
     TraceError,
 )
-from .ops.factory import arange, empty, eye, from_numpy, full, linspace, ones, rand, randint, randn, tensor, zeros
-from .ops.factory import empty_like, full_like, ones_like, rand_like, randn_like, zeros_like
+from .ops.factory import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    from_numpy,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    tensor,
+    zeros,
+    zeros_like,
+)
 from .ops.table import op
 from .random import Generator, manual_seed
 from .reference import Reference
 from .tensor import Tensor
 
 if TYPE_CHECKING:
+    from . import data, load, nn, optim
     from .compile.api import compile as compile
 else:
     from . import compile as compile
+
+# `compile` is left out: a star import would replace Python's own.
+__all__ = [
+    "CheckpointError", "DTypeError", "DeviceError", "Generator", "GradientError", "IndexOutOfRangeError", "LoadError",
+    "MeganeuraError", "NoGradientError", "OutOfMemoryError", "Reference", "ShapeError", "Tensor", "TraceError", "__version__",
+    "arange", "autograd", "bfloat16", "bool_", "data", "device", "empty", "empty_like", "enable_grad", "errors", "eye",
+    "float16", "float32", "from_numpy", "full", "full_like", "grad", "int8", "int32", "int64", "is_grad_enabled", "linspace",
+    "load", "manual_seed", "nn", "no_grad", "ones", "ones_like", "op", "optim", "rand", "rand_like", "randint", "randn",
+    "randn_like", "set_grad_enabled", "synchronize", "tensor", "uint8", "uint32", "use_device", "value_and_grad", "zeros",
+    "zeros_like",
+]  # fmt: skip
 
 _tensor_module.install()
 _dispatch.hooks.eager = eager_interpreter
@@ -71,8 +99,3 @@ def __getattr__(name: str) -> Any:
     if name in _FROM:
         return getattr(importlib.import_module(f".{_FROM[name]}", __name__), name)
     raise AttributeError(f"module 'meganeura' has no attribute {name!r}")
-
-
-if TYPE_CHECKING:
-
-    def __dir__() -> list[str]: ...

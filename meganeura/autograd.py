@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from . import dispatch
-from .autodiff import backward as backward
-from .autodiff import grad as grad
-from .dispatch import enable_grad as enable_grad
-from .dispatch import no_grad as no_grad
+from .autodiff import backward, grad
+from .dispatch import enable_grad, no_grad
 from .errors import GradientError
 from .reference import Reference
 from .tensor import Tensor, upload
+
+__all__ = ["backward", "enable_grad", "grad", "gradcheck", "no_grad", "value_and_grad"]
 
 
 def value_and_grad(fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -31,7 +31,9 @@ def value_and_grad(fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor
     return call
 
 
-def gradcheck(fn: Callable[..., Any], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3, seed: int = 0) -> bool:
+def gradcheck(
+    fn: Callable[..., Any], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3, seed: int = 0
+) -> bool:
     """Compare fn's gradients for its floating point inputs (arrays or tensors) with central differences.
 
     Outputs are contracted with a random cotangent. Runs in float64 references, so small eps are fine. Raises
@@ -98,5 +100,6 @@ def _compare(i: int, analytic: Any, numeric: Any, atol: float, rtol: float) -> N
     if bad.any():
         place = tuple(int(v) for v in np.argwhere(np.atleast_1d(bad))[0])
         raise GradientError(
-            f"gradcheck: input {i} at {list(place)}: backward gives {np.atleast_1d(analytic)[place]}, differences give {np.atleast_1d(numeric)[place]}"
+            f"gradcheck: input {i} at {list(place)}: backward gives {np.atleast_1d(analytic)[place]}, "
+            f"differences give {np.atleast_1d(numeric)[place]}"
         )

@@ -161,7 +161,8 @@ def test_refused(name: str) -> None:
 def test_double_backward_of_every_smooth_function() -> None:
     torch = pytest.importorskip("torch")
     functions = [
-        lambda x, lib: x.exp() * x.sin(), lambda x, lib: x.tanh() * x.sigmoid(), lambda x, lib: x.softmax(1), lambda x, lib: x.log_softmax(1),
+        lambda x, lib: x.exp() * x.sin(), lambda x, lib: x.tanh() * x.sigmoid(), lambda x, lib: x.softmax(1),
+        lambda x, lib: x.log_softmax(1),
         lambda x, lib: (x @ x.t()).tanh(), lambda x, lib: x.var(1), lambda x, lib: x / (x * x + 1),
         lambda x, lib: lib.nn.functional.layer_norm(x, (4,), x[0], x[1]), lambda x, lib: lib.nn.functional.rms_norm(x, (4,), x[0]),
         lambda x, lib: lib.nn.functional.cross_entropy(x, lib.tensor([1, 3, 0])), lambda x, lib: lib.nn.functional.gelu(x),

@@ -69,6 +69,4 @@ class BCEWithLogitsLoss(_Loss):
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Any:
-        return F.binary_cross_entropy_with_logits(
-            input, target, weight=self.weight, reduction=self.reduction, pos_weight=self.pos_weight
-        )
+        return F.binary_cross_entropy_with_logits(input, target, weight=self.weight, reduction=self.reduction, pos_weight=self.pos_weight)

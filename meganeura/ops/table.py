@@ -78,7 +78,8 @@ class Op:
 
     __slots__ = (
         "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout",
-        "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples", "static_index", "torch",
+        "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
+        "static_index", "torch",
     )  # fmt: skip
 
     def __init__(self, name: str, module: str, doc: str, archetype: Archetype, params: Sequence[Param], **fields: Any) -> None:

@@ -19,9 +19,7 @@ class LaProp(Optimizer):
         self, params: Iterable[Any], lr: float = 4e-4, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15,
         weight_decay: float = 0.0, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(
-            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        )
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
 
     def validate(self, group: ParamGroup) -> None:
         check_betas(group)

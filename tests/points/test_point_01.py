@@ -13,8 +13,8 @@ import meganeura as mg
 from meganeura import dispatch, gpu, kernels
 from meganeura.dtype import ALL
 from meganeura.errors import DeviceError
-from meganeura.kernels.call import make_call
 from meganeura.kernels import _check_reach
+from meganeura.kernels.call import make_call
 from meganeura.kernels.kernel import Call, Kernel, Launch, Lowered, Profile
 from meganeura.ops.infer import infer, named
 from meganeura.ops.table import REGISTRY

@@ -118,7 +118,9 @@ def test_finish_create_and_submit_take_the_raising_form() -> None:
             or (isinstance(node.value, ast.Attribute) and node.value.attr == "lib")
         )
     }
-    harmful = {n for n in plain if any(w in n for w in ("Finish", "Submit", "CreateB", "CreateS", "MapAsync", "WriteBuffer", "Unmap", "Destroy"))}
+    harmful = {
+        n for n in plain if any(w in n for w in ("Finish", "Submit", "CreateB", "CreateS", "MapAsync", "WriteBuffer", "Unmap", "Destroy"))
+    }
     assert not harmful
     assert {"wgpuComputePassEncoderDispatchWorkgroups", "wgpuComputePassEncoderSetBindGroup"} <= plain
 

@@ -35,7 +35,9 @@ def test_promotion_of_pairs(torch: Any, ranks: tuple[int, int]) -> None:
     wrong = []
     for a, b in PAIRS:
         want = _name(torch.result_type(torch.ones(shapes[0], dtype=_torch(torch, a)), torch.ones(shapes[1], dtype=_torch(torch, b))))
-        got = mg.where(mg.tensor(True), mg.ones(*shapes[0], dtype=a) if ranks[0] else mg.tensor(1, dtype=a), mg.tensor([1] if ranks[1] else 1, dtype=b))
+        got = mg.where(
+            mg.tensor(True), mg.ones(*shapes[0], dtype=a) if ranks[0] else mg.tensor(1, dtype=a), mg.tensor([1] if ranks[1] else 1, dtype=b)
+        )
         if got.dtype.name != want:
             wrong.append((a, b, want, got.dtype.name))
     assert not wrong
@@ -128,7 +130,9 @@ def test_small_integers_wrap_as_in_pytorch(torch: Any) -> None:
 
 
 def test_bfloat16_rounds_to_nearest_even(torch: Any) -> None:
-    values = np.concatenate([np.random.default_rng(0).standard_normal(500) * 100, [1.00390625, 1.01171875, np.inf, np.nan, 3.4e38]]).astype(np.float32)
+    values = np.concatenate([np.random.default_rng(0).standard_normal(500) * 100, [1.00390625, 1.01171875, np.inf, np.nan, 3.4e38]]).astype(
+        np.float32
+    )
     x, t = mg.tensor(values, dtype=mg.bfloat16), torch.tensor(values).bfloat16()
     np.testing.assert_array_equal(x.float().numpy(), t.float().numpy())
     np.testing.assert_array_equal((x * x).float().numpy(), (t * t).float().numpy())

@@ -83,7 +83,12 @@ def test_one_version_counter_a_storage(torch: Any) -> None:
 
 def test_a_saved_value_changed_through_any_view_is_refused(torch: Any) -> None:
     for lib, error in ((torch, RuntimeError), (mg, mg.GradientError)):
-        for change in (lambda y: y.add_(1), lambda y: y[0].add_(1), lambda y: y.detach().t()[1].zero_(), lambda y: y.view(24)[3:4].fill_(1.0)):
+        for change in (
+            lambda y: y.add_(1),
+            lambda y: y[0].add_(1),
+            lambda y: y.detach().t()[1].zero_(),
+            lambda y: y.view(24)[3:4].fill_(1.0),
+        ):
             x = lib.tensor(VALUES.copy(), requires_grad=True)
             y = x * 1
             z = (y * y).sum()

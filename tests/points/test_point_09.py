@@ -89,7 +89,17 @@ def other_family() -> Any:
 def _draws() -> list[Any]:
     mg.manual_seed(11)
     x = mg.ones(6, 7)
-    return [t.numpy() for t in (mg.rand(33), mg.randint(0, 1000, (25,)), mg.dropout(x, 0.3), mg.bernoulli(x * 0.5), mg.rand(4, 9), mg.zeros(5, 3)[:, 1].uniform_())]
+    return [
+        t.numpy()
+        for t in (
+            mg.rand(33),
+            mg.randint(0, 1000, (25,)),
+            mg.dropout(x, 0.3),
+            mg.bernoulli(x * 0.5),
+            mg.rand(4, 9),
+            mg.zeros(5, 3)[:, 1].uniform_(),
+        )
+    ]
 
 
 def test_bits_do_not_depend_on_the_device_family(other_family: Any) -> None:

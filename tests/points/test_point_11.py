@@ -278,6 +278,10 @@ def test_finalizers_call_nothing_but_an_append() -> None:
     for name, tree in sources().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name == "__del__":
-                calls = {c.func.attr if isinstance(c.func, ast.Attribute) else getattr(c.func, "id", "?") for c in ast.walk(node) if isinstance(c, ast.Call)}
+                calls = {
+                    c.func.attr if isinstance(c.func, ast.Attribute) else getattr(c.func, "id", "?")
+                    for c in ast.walk(node)
+                    if isinstance(c, ast.Call)
+                }
                 assert calls <= allowed, (name, calls - allowed)
                 assert not [n for n in ast.walk(node) if isinstance(n, ast.With)], name

@@ -68,7 +68,11 @@ def test_every_c_function_that_is_used_is_checked_at_start() -> None:
     import ast
 
     tree = ast.parse((PACKAGE / "gpu" / "native.py").read_text())
-    used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr.startswith("wgpu") and len(n.attr) > 4 and n.attr[4].isupper()}
+    used = {
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and n.attr.startswith("wgpu") and len(n.attr) > 4 and n.attr[4].isupper()
+    }
     assert used <= set(native._NEEDED) | {n for names in native._NEEDED_BY.values() for n in names}
 
 

@@ -67,7 +67,25 @@ def laid_out(rng: random.Random, x: Any) -> Any:
 
 # ---- steps ----
 
-_UNARY = ("exp", "log", "tanh", "erf", "relu", "sigmoid", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "sin", "cos", "expm1", "log1p", "square", "clone")
+_UNARY = (
+    "exp",
+    "log",
+    "tanh",
+    "erf",
+    "relu",
+    "sigmoid",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "neg",
+    "abs",
+    "sin",
+    "cos",
+    "expm1",
+    "log1p",
+    "square",
+    "clone",
+)
 _UNARY_JUMPS = ("sign", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "bitwise_not")
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow")
 _BINARY_JUMPS = (
@@ -289,7 +307,9 @@ def _loss(rng: random.Random) -> Call:
             return getattr(F, kind)(x, target, ignore_index=ignore, reduction=reduction)
 
         return Call(f"{kind} {reduction} {ignore}", 1, run)
-    return Call(f"{kind} {reduction}", 2, lambda lib, F, x, y: getattr(F, kind)(x, (y > 0).to(x.dtype).expand_as(x), reduction=reduction), True)
+    return Call(
+        f"{kind} {reduction}", 2, lambda lib, F, x, y: getattr(F, kind)(x, (y > 0).to(x.dtype).expand_as(x), reduction=reduction), True
+    )
 
 
 def _changes(rng: random.Random) -> Call:
