@@ -325,8 +325,7 @@ class _Source:
         """What `post` may name, and the types."""
         kind, n = self.form.kind, {"n": "f32(p.n)"}
         if kind == "moments":
-            m2 = f"{value}.m2"
-            names = {"mean": f"({value}.near + {value}.mean)", "m2": f"select({m2}, 0.0, {m2} < 0.0)"}
+            names = {"mean": f"({value}.near + {value}.mean)", "m2": f"not_negative({value}.m2)"}
             return names | n, {"mean": "f32", "m2": "f32"}
         if kind in ("argmax", "argmin"):  # no key beats the lowest one: then all are equal and the first counts
             return {"acc": f"select(i32({value}.i), 0i, {value}.i == 0xffffffffu)"} | n, {"acc": "i32"}

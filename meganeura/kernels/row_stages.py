@@ -185,7 +185,7 @@ class Moments(Sum):
             out += f"let {both} = {self.src.bring(MOMENTS, value)};\n"
             var = f"{both}.m2 / n"
             out += f"let {self.name(r, '_mean')} = {self.acc(r, 'z')} + {both}.mean;\n"
-            out += f"let {self.name(r, '_var')} = select({var}, 0.0, {var} < 0.0);\n"
+            out += f"let {self.name(r, '_var')} = not_negative({var});\n"
         return out
 
     def second(self) -> str:

@@ -16,7 +16,7 @@ from .kernel import Kernel, Launch, Profile
 DIGIT = 4  # bits a pass
 RADIX = 1 << DIGIT
 TILE = 1024  # counts a workgroup of a GPU turns into places
-RANKED = {"cpu": 256, "gpu": 16384}  # keys up to which comparing all of them is quicker
+RANKED = {"cpu": 256, "gpu": 1024}  # keys up to which comparing all of them is quicker
 
 
 @dataclass(frozen=True, slots=True)

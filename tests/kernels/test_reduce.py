@@ -146,6 +146,17 @@ def test_nan_and_ties(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", [8, 1000, 70000])
+def test_moments_keep_nan(n: int, family: str) -> None:
+    x = RNG.normal(size=(4, n)).astype(np.float32)
+    x[0, 3], x[1, 3], x[2, 3] = np.nan, np.inf, -np.inf
+    for values, dim in ((x, 1), (np.ascontiguousarray(x.T), 0)):
+        got = apply(family, Reduce("moments", post="{m2} / {n}"), values, Layout(D.float32, values.shape), (dim,), D.float32)
+        assert np.isnan(got[:3]).all()
+        assert np.allclose(got[3], x[3].astype(np.float64).var(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_integer_extremes_are_values_too(family: str) -> None:
     lowest = np.full((2, 40), -(2**31), np.int32)
     for kind, x in (("argmax", lowest), ("argmin", ~lowest), ("max", lowest), ("min", ~lowest)):
