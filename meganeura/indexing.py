@@ -29,16 +29,20 @@ class _Lookup(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The view that the simple parts of a key make, and the look-ups that remain on it."""
+    """The view that the simple parts of a key make, the look-ups that remain on it, and whether reading copies in any case
+    (bools are masks)."""
 
     view: Tensor
     lookups: list[_Lookup]
+    copies: bool
 
 
 def get(x: Tensor, key: Any) -> Tensor:
     """x[key]."""
     taken = _take(x, key)
     if not taken.lookups:
+        if taken.copies:
+            return clone(taken.view)
         return taken.view if taken.view is not x else view(x, x.shape)
     if len(taken.lookups) == 1:
         return _pick(taken.view, *taken.lookups[0])
@@ -120,20 +124,18 @@ def _take(x: Tensor, key: Any) -> _Taken:
     if used > x.ndim:
         raise IndexOutOfRangeError(f"{used} indices for a tensor of shape {list(x.shape)}\n  at {site()}")
     parts = _without_ellipsis(parts, x.ndim - used)
-    source, dim = x, 0
+    dim = 0
     lookups: list[_Lookup] = []
     flags = False
     for k in parts:
-        if isinstance(k, Tensor) and _is_mask(k) and k.ndim == 0:
+        if isinstance(k, (bool, np.bool_)) or (isinstance(k, Tensor) and _is_mask(k) and k.ndim == 0):
             x, dim, flags = _flag(x, dim, bool(k)), dim + 1, True
         elif isinstance(k, Tensor) and k.ndim:
             found = _found(x, dim, k)
             lookups, dim = lookups + found, dim + len(found)
         else:
             x, dim = _one(x, dim, k)
-    if flags and not lookups and x._storage is source._storage:
-        x = clone(x)  # masks copy
-    return _Taken(x, lookups)
+    return _Taken(x, lookups, flags)
 
 
 def _part(k: Any) -> Any:
@@ -183,8 +185,6 @@ def _flag(x: Tensor, dim: int, on: bool) -> Tensor:
 def _one(x: Tensor, dim: int, k: Any) -> tuple[Tensor, int]:
     if k is None:
         return view(x, *x.shape[:dim], 1, *x.shape[dim:]), dim + 1
-    if isinstance(k, (bool, np.bool_)):
-        return _flag(x, dim, bool(k)), dim + 1
     if isinstance(k, slice):
         return _sliced(x, dim, k), dim + 1
     try:

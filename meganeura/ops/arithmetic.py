@@ -55,7 +55,9 @@ def add_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
 @composite
 def sub_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """In place: input -= alpha * other."""
-    dispatch.bind(pointwise.sub, (input, _scaled(input, other, alpha)), {}, out=input)
+    dispatch.bind(
+        pointwise.sub, (input, other if alpha.__class__ is int and alpha == 1 else _subtracted(input, other, alpha)), {}, out=input
+    )
     return input
 
 
@@ -84,11 +86,23 @@ def pow_(input: Tensor, exponent: Any) -> Tensor:
 
 
 def _scaled(input: Any, other: Any, alpha: Any) -> Any:
-    if alpha == 1:
+    """alpha * other in the dtype of the result, which alpha does not decide."""
+    if alpha.__class__ is int and alpha == 1:
         return other
-    if isinstance(alpha, float) and not any(_is_tensor(x) and x.is_floating_point() for x in (input, other)):
-        raise DTypeError(f"alpha must be a whole number for integer tensors, got {alpha}\n  at {site()}")
-    return other * alpha
+    kind = common_dtype([getattr(x, "layout", x) for x in (input, other)])
+    if isinstance(alpha, bool) and kind.kind != "b":
+        raise DTypeError(f"alpha must be a number for a {kind.name} result, got {alpha}\n  at {site()}")
+    if isinstance(alpha, float) and kind.kind != "f":
+        raise DTypeError(f"alpha must be a whole number for a {kind.name} result, got {alpha}\n  at {site()}")
+    if kind.kind == "b":
+        alpha = bool(alpha)
+    return (other.to(kind) if _is_tensor(other) else other) * alpha
+
+
+def _subtracted(input: Any, other: Any, alpha: Any) -> Any:
+    """_scaled, after the check that subtraction makes of its operands: a scaled bool is none any more."""
+    pointwise.check_no_bool(*(getattr(x, "layout", x) for x in (input, other)), where=site())
+    return _scaled(input, other, alpha)
 
 
 @composite
@@ -100,7 +114,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 @composite
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input - alpha * other."""
-    return pointwise.sub(input, _scaled(input, other, alpha))  # type: ignore[no-any-return]
+    return pointwise.sub(input, other if alpha.__class__ is int and alpha == 1 else _subtracted(input, other, alpha))  # type: ignore[no-any-return]
 
 
 @composite

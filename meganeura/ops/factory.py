@@ -61,7 +61,7 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     array = _array(data)
     if kind is None:
         kind = float32 if array.size == 0 and not isinstance(data, np.ndarray) else as_dtype(array.dtype)
-    elif kind.bits == 8 and array.dtype.kind in "iu" and not isinstance(data, (np.ndarray, np.generic)):
+    elif kind.bits == 8 and array.dtype.kind in "iuf" and not isinstance(data, (np.ndarray, np.generic)):
         _check_byte(array, kind)
     try:
         return _leaf(dispatch.current().upload(kind, array), requires_grad)
@@ -72,8 +72,7 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
 
 
 def _check_byte(array: Any, kind: DType) -> None:
-    low = -(1 << kind.bits - 1)  # PyTorch lets -1 stand for 255
-    high = np.iinfo(kind.numpy).max
+    low, high = limits(kind, array.dtype.kind != "f")
     bad = (array < low) | (array > high)
     if bad.any():
         raise DTypeError(f"value {array[bad].reshape(-1)[0]} does not fit {kind.name}\n  at {site()}")
@@ -137,13 +136,20 @@ def representable(value: Any, kind: DType) -> Any:
         return float(value)
     if not math.isfinite(value):
         raise DTypeError(f"value {value} does not fit {kind.name}\n  at {site()}")
-    n = int(value)
-    high = 2 ** min(kind.bits, 32) - 1 if kind.kind == "u" else 2 ** (min(kind.bits, 32) - 1) - 1
-    low = -(high + 1) // 2 if kind.kind == "u" else -high - 1  # PyTorch lets -1 stand for the largest unsigned number
-    if not low <= n <= high:
+    low, high = limits(kind, isinstance(value, (int, np.integer)))
+    if not low <= value <= high:
         stored = ", which is stored in 32 bits on the device" if kind is int64 else ""
-        raise DTypeError(f"value {n} does not fit {kind.name}{stored}\n  at {site()}")
-    return n
+        raise DTypeError(f"value {value} does not fit {kind.name}{stored}\n  at {site()}")
+    return int(value)
+
+
+def limits(kind: DType, whole_number: bool) -> tuple[int, int]:
+    """The lowest and highest number that an integer dtype accepts; PyTorch lets the int -1 stand for the largest unsigned number."""
+    bits = min(kind.bits, 32)
+    if kind.kind == "u":
+        high = 2**bits - 1
+        return -high if whole_number else 0, high
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
 def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:

@@ -38,11 +38,12 @@ def _unselect(grad: Any, input_meta: Layout, dim: int, index: Any) -> Any:
     return summed.reshape((input_meta.shape[d], *rest)).movedim(0, d)
 
 
-_RNG = np.random.default_rng(2)
-
-
 def _f32(*shape: int) -> Any:
-    return _RNG.standard_normal(shape).astype(np.float32)
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+def _ints(high: int, *shape: int) -> Any:
+    return np.random.default_rng(4).integers(0, high, shape)
 
 
 @op(
@@ -92,7 +93,7 @@ def _ungather(grad: Any, input_meta: Layout, dim: int, index: Any) -> Any:
     static_index=False,
     ref=_gather_ref,
     grad={"input": _ungather},
-    samples=lambda: [Sample.of(_f32(5, 3), 1, _RNG.integers(0, 3, (5, 4))), Sample.of(_f32(4, 6), 0, _RNG.integers(0, 4, (2, 6)))],
+    samples=lambda: [Sample.of(_f32(5, 3), 1, _ints(3, 5, 4)), Sample.of(_f32(4, 6), 0, _ints(4, 2, 6))],
 )
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """out[i, j] = input[index[i, j], j] for dim 0, and so on. [*], [*] -> [* of index]."""
@@ -121,8 +122,8 @@ def _segment_ref(input: Any, index: Any, size: int, ignore: int | None) -> Any:
     torch=None,
     grad={"input": lambda grad, index, ignore: _segment_grad(grad, index, ignore)},
     samples=lambda: [
-        Sample.of(_f32(9, 4), _RNG.integers(0, 5, 9), 5, None),
-        Sample.of(_f32(300, 3), _RNG.integers(0, 2, 300), 70, 1),
+        Sample.of(_f32(9, 4), _ints(5, 9), 5, None),
+        Sample.of(_f32(300, 3), _ints(2, 300), 70, 1),
         Sample.of(_f32(64, 8), np.full(64, 3), 4, None),
         Sample.of(_f32(0, 4), np.zeros(0, np.int64), 3, None),
     ],

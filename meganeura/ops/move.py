@@ -194,8 +194,8 @@ def cat_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 def _pad_rule(input: Layout, pad: Sequence[tuple[int, int]], value: float) -> Inferred:
     shape = tuple(n + a + b for n, (a, b) in zip(input.shape, pad, strict=True))
-    if min(shape, default=0) < 0:
-        raise ShapeError(f"padding {list(pad)} leaves a negative size of shape {list(input.shape)}")
+    if any(n + min(a, 0) + min(b, 0) < 0 for n, (a, b) in zip(input.shape, pad, strict=True)):
+        raise ShapeError(f"padding {list(pad)} cuts off more than shape {list(input.shape)} has")
     return Inferred((Spec(input.dtype, shape),), (input.dtype,), {"pad": tuple(pad)})
 
 

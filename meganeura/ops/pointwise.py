@@ -79,9 +79,15 @@ def add(input: Operand, other: Operand) -> Tensor:
     """input + other. [*], [*] -> [*]."""
 
 
+def check_no_bool(*operands: Any, where: Any = None) -> None:
+    """Raise DTypeError if a layout or number is a bool: PyTorch subtracts none."""
+    if any((x.dtype if isinstance(x, Layout) else scalar_dtype(x)) is bool_ for x in operands):
+        shown, at = ", ".join(str(x) for x in operands), f"\n  at {where}" if where else ""
+        raise DTypeError(f"bools cannot be subtracted (operands {shown}); use ^ or logical_xor(), or ~ to invert a mask{at}")
+
+
 def _sub_rule(input: Any, other: Any) -> Inferred:
-    if any((x.dtype if isinstance(x, Layout) else scalar_dtype(x)) is bool_ for x in (input, other)):
-        raise DTypeError(f"bools cannot be subtracted (operands {input}, {other}); use ^ or logical_xor(), or ~ to invert a mask")
+    check_no_bool(input, other)
     common = common_dtype([input, other])
     return Inferred((Spec(common, broadcast_shapes(*(x.shape for x in (input, other) if isinstance(x, Layout)))),), (common, common), {})
 
@@ -202,12 +208,12 @@ def abs(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "select(sign({input}), {input}, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)", "b": "{input}"}),
-    ref=lambda input: np.sign(input),
+    Pointwise({"f": "select(sign({input}), 0.0, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)", "b": "{input}"}),
+    ref=lambda input: np.where(np.isnan(input), 0, np.sign(input)),
     grad={"input": lambda grad: grad * 0.0},
 )
 def sign(input: Tensor) -> Tensor:
-    """-1, 0 or 1 by sign; NaN stays NaN. [*] -> [*]."""
+    """-1, 0 or 1 by sign; 0 for NaN, as in PyTorch. [*] -> [*]."""
 
 
 # ---- exponentials and friends (integers give float32) ----
@@ -307,7 +313,7 @@ def sigmoid(input: Tensor) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "select({input}, 0.0, {input} < 0.0)", "i": "max({input}, 0)", "u": "{input}"}),
+    Pointwise({"f": "relu_({input})", "i": "max({input}, 0)", "u": "{input}"}),
     ref=lambda input: np.where(input < 0, 0, input),
     grad={"input": lambda grad, result: where(result <= 0, 0.0, grad)},
 )

@@ -50,10 +50,8 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 
 @composite(method=False)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input @ weight.T + bias. [*, in], [out, in], [out] -> [*, out]."""
-    if input.shape[-1:] != weight.shape[1:]:
-        raise ShapeError(
-            f"linear: input of shape {list(input.shape)} needs {weight.shape[-1]} features for weight {list(weight.shape)}\n  at {site()}"
-        )
-    out = matmul(input, transpose(weight, 0, 1))
+    """input @ weight.T + bias. [*, in], [out, in] (or [in]), [out] -> [*, out] (or [*])."""
+    if weight.ndim not in (1, 2) or input.shape[-1:] != weight.shape[-1:]:
+        raise ShapeError(f"linear: input of shape {list(input.shape)} does not fit weight {list(weight.shape)} ([out, in])\n  at {site()}")
+    out = matmul(input, transpose(weight, 0, 1) if weight.ndim == 2 else weight)
     return out if bias is None else out + bias

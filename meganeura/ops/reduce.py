@@ -67,7 +67,8 @@ def mean(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def _extreme_grad(grad: Any, input: Any, result: Any, dim: Dim, keepdim: bool) -> Any:
-    hits = (input == spread(result, input.shape, dim, keepdim)).to(grad.dtype)
+    best = spread(result, input.shape, dim, keepdim)
+    hits = ((input == best) | input.isnan()).to(grad.dtype)  # where there is a NaN, it is the extreme value
     shared = hits / hits.sum(dim, True)
     return spread(grad, input.shape, dim, keepdim) * shared
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import dispatch
-from ..dtype import promote
 from ..errors import IndexOutOfRangeError, ShapeError
 from ..provenance import site
 from ..shape import normalize_dim, normalize_dims, numel, view_strides
@@ -68,9 +67,9 @@ def view_as(input: Tensor, other: Tensor) -> Tensor:
 @composite
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge the dimensions from start_dim to end_dim. [*] -> [*]."""
+    a, b = _dim(input, start_dim), _dim(input, end_dim)
     if not input.shape:
         return reshape(input, 1)
-    a, b = _dim(input, start_dim), _dim(input, end_dim)
     if a > b:
         raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {list(input.shape)}\n  at {site()}")
     return reshape(input, *input.shape[:a], numel(input.shape[a : b + 1]), *input.shape[b + 1 :])
@@ -245,12 +244,12 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join along a dimension. [*, n_i, *]... -> [*, sum n_i, *]."""
     parts = _tensors(tensors, "cat")
-    rank = builtins.max(p.ndim for p in parts)
-    kept = [p for p in parts if not (p.shape == (0,) and rank > 1)]  # PyTorch ignores empty vectors, but for their dtype
-    out = move.cat_tensors(kept, dim)
-    for p in parts if len(kept) < len(parts) else ():
-        out = out.to(promote(out.dtype, p.dtype))
-    return out  # type: ignore[no-any-return]
+    first = builtins.max(parts, key=lambda p: p.ndim)
+    if first.ndim > 1:  # PyTorch lets empty vectors join anything
+        d = _dim(first, dim)
+        nothing = tuple(0 if e == d else n for e, n in enumerate(first.shape))
+        parts = [reshape(p, nothing) if p.shape == (0,) else p for p in parts]
+    return move.cat_tensors(parts, dim)  # type: ignore[no-any-return]
 
 
 @composite(method=False)

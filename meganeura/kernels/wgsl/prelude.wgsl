@@ -33,6 +33,8 @@ fn power_of_two(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
 // --- max and min that let NaN win
 
 fn nan_max(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
+// max(x, 0) by bits: select(x, 0.0, x < 0.0) loses NaN where it is compiled to max.
+fn relu_(x: f32) -> f32 { let b = bitcast<u32>(x); return select(x, 0.0, b > 0x80000000u && b <= 0xff800000u); }
 fn nan_min(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)), a, is_nan(a)); }
 
 // --- exponentials
