@@ -16,7 +16,7 @@ from typing import Any
 from . import dispatch
 from .dispatch import set_grad_enabled, state
 from .errors import GradientError, NoGradientError, ShapeError
-from .ops.table import ATTR, LIST, SCALAR, Op
+from .ops.table import ATTR, LIST, RESULTS, SCALAR, Op
 from .provenance import Site, site
 from .shape import extent, numel
 from .storage import Layout
@@ -73,8 +73,10 @@ class OpNode(Node):
         for name in wanted:
             if name in ("grad", "grads"):
                 continue
-            if name in ("result", "results"):
-                self.args[name] = [_Output(r, int(inplace)) for r in results]
+            if name == "results":
+                self.args[name] = tuple(_Output(r, int(inplace)) for r in results)
+            elif name in RESULTS:
+                self.args[name] = _Output(results[RESULTS.index(name)], int(inplace))
             elif name == "result_meta":
                 self.args[name] = results[0].layout
             elif name.endswith("_meta"):
@@ -94,9 +96,10 @@ class OpNode(Node):
         if name == "grads":
             return tuple(grads)
         value = self.args[name]
-        if name in ("result", "results"):
-            outs = tuple(v.unpack(self, i) for i, v in enumerate(value))
-            return outs[0] if name == "result" else outs
+        if name == "results":
+            return tuple(v.unpack(self, i) for i, v in enumerate(value))
+        if name in RESULTS:
+            return value.unpack(self, RESULTS.index(name))
         if name in self.versions and value._storage.version != self.versions[name]:
             raise GradientError(_changed(self, name, value._storage.version - self.versions[name]))
         return value

@@ -531,13 +531,15 @@ def _binary(name: str, swap: bool = False) -> Callable[[Tensor, Any], Any]:
 
 def _assigned(name: str) -> Callable[[Tensor, Any], Tensor]:
     """An operator with assignment, such as +=."""
-    row = REGISTRY[name]
+    row, checked = REGISTRY[name], COMPOSITES.get(name + "_")
 
     def call(self: Tensor, other: Any) -> Any:
         if not _accepts(other):
             if not isinstance(other, np.ndarray):
                 return NotImplemented
             other = dispatch.hooks.make(other)
+        if checked is not None:
+            return checked(self, other)
         bind(row, (self, other), {}, out=self)
         return self
 

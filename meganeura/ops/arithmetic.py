@@ -55,9 +55,30 @@ def add_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
 @composite
 def sub_(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """In place: input -= alpha * other."""
-    dispatch.bind(
-        pointwise.sub, (input, other if alpha.__class__ is int and alpha == 1 else _subtracted(input, other, alpha)), {}, out=input
-    )
+    if other is input:
+        other = other.clone()  # drivers fold x - x to 0 whatever x is
+    dispatch.bind(pointwise.sub, (input, _subtracted(input, other, alpha)), {}, out=input)
+    return input
+
+
+@composite
+def div_(input: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """In place: input /= other; rounding_mode 'floor' or 'trunc' rounds the quotient."""
+    dispatch.bind(*_quotient(input, other, rounding_mode), {}, out=input)
+    return input
+
+
+@composite
+def floor_divide_(input: Tensor, other: Any) -> Tensor:
+    """In place: input //= other."""
+    dispatch.bind(pointwise.floor_divide, (input, _divisor(input, other)), {}, out=input)
+    return input
+
+
+@composite
+def remainder_(input: Tensor, other: Any) -> Tensor:
+    """In place: input %= other."""
+    dispatch.bind(pointwise.remainder, (input, _divisor(input, other)), {}, out=input)
     return input
 
 
@@ -101,7 +122,8 @@ def _scaled(input: Any, other: Any, alpha: Any) -> Any:
 
 def _subtracted(input: Any, other: Any, alpha: Any) -> Any:
     """_scaled, after the check that subtraction makes of its operands: a scaled bool is none any more."""
-    pointwise.check_no_bool(*(getattr(x, "layout", x) for x in (input, other)), where=site())
+    if not (alpha.__class__ is int and alpha == 1):
+        pointwise.check_no_bool(*(getattr(x, "layout", x) for x in (input, other)), where=site())
     return _scaled(input, other, alpha)
 
 
@@ -114,19 +136,23 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 @composite
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input - alpha * other."""
-    return pointwise.sub(input, other if alpha.__class__ is int and alpha == 1 else _subtracted(input, other, alpha))  # type: ignore[no-any-return]
+    return pointwise.sub(input, _subtracted(input, other, alpha))  # type: ignore[no-any-return]
 
 
 @composite
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """input / other; rounding_mode 'floor' or 'trunc' rounds the quotient."""
+    row, operands = _quotient(input, other, rounding_mode)
+    return dispatch.bind(row, operands, {})  # type: ignore[no-any-return]
+
+
+def _quotient(input: Any, other: Any, rounding_mode: str | None) -> tuple[Any, tuple[Any, Any]]:
+    """The row of a rounding mode, and its operands."""
     if rounding_mode is None:
-        return pointwise.div(input, other)  # type: ignore[no-any-return]
-    if rounding_mode == "floor":
-        return pointwise.floored_quotient(input, _divisor(input, other))  # type: ignore[no-any-return]
-    if rounding_mode != "trunc":
+        return pointwise.div, (input, other)
+    if rounding_mode not in ("floor", "trunc"):
         raise DTypeError(f"rounding_mode must be None, 'floor' or 'trunc', not {rounding_mode!r}\n  at {site()}")
-    return pointwise.trunc_divide(input, _divisor(input, other))  # type: ignore[no-any-return]
+    return pointwise.floored_quotient if rounding_mode == "floor" else pointwise.trunc_divide, (input, _divisor(input, other))
 
 
 def _divisor(input: Any, other: Any) -> Any:

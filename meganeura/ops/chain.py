@@ -41,6 +41,10 @@ def expression_type(kind: Pointwise, compute: Sequence[DType], output: DType) ->
     return compute[-1].value if compute else output.value
 
 
+# x - x, which drivers fold to 0 whatever x is.
+_VANISHED = "select(0.0, nan(), (bitcast<u32>({input}) & 0x7fffffffu) >= 0x7f800000u)"
+
+
 def statement(op: Op, name: str, arguments: Mapping[str, tuple[str, str]], compute: Mapping[str, DType], output: DType) -> Statement:
     """One pointwise op as a statement. `arguments`: input or scalar name -> (text, WGSL type of it)."""
     kind = op.archetype
@@ -50,6 +54,8 @@ def statement(op: Op, name: str, arguments: Mapping[str, tuple[str, str]], compu
     for key, (text, have) in arguments.items():
         texts[key] = converted(text, have, compute[key].value) if key in compute else text
     body = kind.expression(types[0].kind if types else output.kind)
+    if op.name == "sub" and types[0].kind == "f" and texts["input"] == texts["other"]:
+        body = _VANISHED
     body = _NAME.sub(lambda m: texts.get(m[1], m[0]), body)
     return name, output.value, converted(f"({body})", expression_type(kind, types, output), output.value)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dtype import int64
-from ..errors import ShapeError
+from ..errors import IndexOutOfRangeError, ShapeError
 from ..shape import normalize_dim, numel
 from ..storage import Layout
 from .archetype import Kernel
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from ..tensor import Tensor
 
 
+def _check_size(input: Layout, dim: int, index: Layout) -> None:
+    """No index fits a dimension of size 0: known before any value is."""
+    if input.shape and not input.shape[dim] and index.numel:
+        raise IndexOutOfRangeError(f"an index of shape {list(index.shape)} into dimension {dim} of size 0 (shape {list(input.shape)})")
+
+
 def _select_rule(input: Layout, dim: int, index: Layout) -> Inferred:
     check_dtype(index, "index")
     if not input.shape:
@@ -26,6 +32,7 @@ def _select_rule(input: Layout, dim: int, index: Layout) -> Inferred:
     d = normalize_dim(dim, len(input.shape))
     if len(index.shape) != 1:
         raise ShapeError(f"index_select expects a 1-D index, got shape {list(index.shape)}")
+    _check_size(input, d, index)
     shape = (*input.shape[:d], index.shape[0], *input.shape[d + 1 :])
     return Inferred((Spec(input.dtype, shape),), (input.dtype, index.dtype), {"dim": d})
 
@@ -67,6 +74,7 @@ def _gather_rule(input: Layout, dim: int, index: Layout) -> Inferred:
     d = normalize_dim(dim, len(input.shape))
     if len(index.shape) != len(input.shape) or any(i > n for e, (i, n) in enumerate(zip(index.shape, input.shape, strict=True)) if e != d):
         raise ShapeError(f"gather along {dim}: index shape {list(index.shape)} does not fit input shape {list(input.shape)}")
+    _check_size(input, d, index)
     return Inferred((Spec(input.dtype, index.shape),), (input.dtype, index.dtype), {"dim": d})
 
 
@@ -84,7 +92,7 @@ def _ungather(grad: Any, input_meta: Layout, dim: int, index: Any) -> Any:
         flat = place * step + flat
         step *= shape[e]
     flat = flat.expand(index.shape).reshape((-1,)) if shape else index.reshape((1,))
-    return segment_sum(grad.reshape((grad.numel(), 1)), flat, max(numel(shape), 1)).reshape(shape)
+    return segment_sum(grad.reshape((grad.numel(), 1)), flat, numel(shape)).reshape(shape)
 
 
 @op(

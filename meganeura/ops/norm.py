@@ -97,17 +97,18 @@ def _layer_norm_ref(input: Any, weight: Any, bias: Any, dim: Shape, eps: float) 
     return _affine((input - mean) * rstd, weight, bias), np.squeeze(mean, dim), np.squeeze(rstd, dim)
 
 
-def _leading(shape: Shape, dim: Any) -> Shape:
-    dims = normalize_dims(dim, len(shape))
-    return tuple(d for d in range(len(shape)) if d not in dims)
+def _over_rows(x: Any, dim: Any) -> Any:
+    """The sum over all dimensions but `dim`."""
+    dims = normalize_dims(dim, x.ndim)
+    rows = tuple(d for d in range(x.ndim) if d not in dims)
+    return x.sum(rows) if rows else x
 
 
-def _layer_norm_input(grad: Any, input: Any, weight: Any, results: Any, dim: Shape) -> Any:
-    _, mean, rstd = results
+def _layer_norm_input(grad: Any, input: Any, weight: Any, result1: Any, result2: Any, dim: Shape) -> Any:
     if not is_grad_enabled():
-        return layer_norm_grad(grad, input, weight, mean, rstd, dim)
+        return layer_norm_grad(grad, input, weight, result1, result2, dim)
     centred = input - input.mean(dim, True)
-    rstd = (_mean_square(centred, dim) + _eps_of(results, input, dim)).rsqrt()
+    rstd = (_mean_square(centred, dim) + _eps_of(result2, input, dim)).rsqrt()
     h = centred * rstd
     g = grad if weight is None else grad * weight
     return (g - g.mean(dim, True) - h * (g * h).mean(dim, True)) * rstd
@@ -117,20 +118,19 @@ def _mean_square(x: Any, dim: Shape) -> Any:
     return (x * x).mean(dim, True)
 
 
-def _eps_of(results: Any, input: Any, dim: Shape) -> Any:
+def _eps_of(rstd: Any, input: Any, dim: Shape) -> Any:
     """eps as the forward saw it: 1/rstd^2 - var, a constant of the graph."""
-    rstd = spread(results[2].detach(), input.shape, dim, False).narrow(dim[0], 0, 1)
+    rstd = spread(rstd.detach(), input.shape, dim, False).narrow(dim[0], 0, 1)
     for d in dim:
         rstd = rstd.narrow(d, 0, 1)
     centred = input.detach() - input.detach().mean(dim, True)
     return (rstd * rstd).reciprocal() - _mean_square(centred, dim)
 
 
-def _normalised(input: Any, results: Any, dim: Shape) -> Any:
+def _normalised(input: Any, mean: Any, rstd: Any, dim: Shape) -> Any:
     if is_grad_enabled():
         centred = input - input.mean(dim, True)
-        return centred * (_mean_square(centred, dim) + _eps_of(results, input, dim)).rsqrt()
-    _, mean, rstd = results
+        return centred * (_mean_square(centred, dim) + _eps_of(rstd, input, dim)).rsqrt()
     return (input - spread(mean, input.shape, dim, False)) * spread(rstd, input.shape, dim, False)
 
 
@@ -146,12 +146,8 @@ def _normalised(input: Any, results: Any, dim: Shape) -> Any:
     ref=_layer_norm_ref,
     grad={
         "input": _layer_norm_input,
-        "weight": lambda grad, input, results, dim: (
-            (grad * _normalised(input, results, dim)).sum(_leading(input.shape, dim))
-            if _leading(input.shape, dim)
-            else grad * _normalised(input, results, dim)
-        ),
-        "bias": lambda grad, dim: grad.sum(_leading(grad.shape, dim)) if _leading(grad.shape, dim) else grad,
+        "weight": lambda grad, input, result1, result2, dim: _over_rows(grad * _normalised(input, result1, result2, dim), dim),
+        "bias": lambda grad, dim: _over_rows(grad, dim),
     },
     differentiable=(True, False, False),
     public=False,
@@ -191,18 +187,18 @@ def _rms_norm_ref(input: Any, weight: Any, dim: Shape, eps: float) -> Any:
     return _affine(input * rstd, weight, None), np.squeeze(rstd, dim)
 
 
-def _rms_rstd(input: Any, results: Any, dim: Shape) -> Any:
-    rstd = spread(results[1], input.shape, dim, False)
+def _rms_rstd(input: Any, rstd: Any, dim: Shape) -> Any:
+    rstd = spread(rstd, input.shape, dim, False)
     if not is_grad_enabled():
         return rstd
     square = _mean_square(input, dim)
     return (square - square.detach() + (rstd.detach() * rstd.detach()).reciprocal()).rsqrt()
 
 
-def _rms_norm_input(grad: Any, input: Any, weight: Any, results: Any, dim: Shape) -> Any:
+def _rms_norm_input(grad: Any, input: Any, weight: Any, result1: Any, dim: Shape) -> Any:
     if not is_grad_enabled():
-        return rms_norm_grad(grad, input, weight, results[1], dim)
-    rstd = _rms_rstd(input, results, dim)
+        return rms_norm_grad(grad, input, weight, result1, dim)
+    rstd = _rms_rstd(input, result1, dim)
     g = grad if weight is None else grad * weight
     h = input * rstd
     return (g - h * (g * h).mean(dim, True)) * rstd
@@ -220,11 +216,7 @@ def _rms_norm_input(grad: Any, input: Any, weight: Any, results: Any, dim: Shape
     ref=_rms_norm_ref,
     grad={
         "input": _rms_norm_input,
-        "weight": lambda grad, input, results, dim: (
-            (grad * input * _rms_rstd(input, results, dim)).sum(_leading(input.shape, dim))
-            if _leading(input.shape, dim)
-            else grad * input * _rms_rstd(input, results, dim)
-        ),
+        "weight": lambda grad, input, result1, dim: _over_rows(grad * input * _rms_rstd(input, result1, dim), dim),
     },
     differentiable=(True, False),
     public=False,
@@ -273,9 +265,9 @@ def _cross_entropy_ref(input: Any, target: Any, dim: int, ignore_index: int) -> 
     )
 
 
-def _cross_entropy_input(grad: Any, input: Any, target: Any, results: Any, dim: int, ignore_index: Any) -> Any:
+def _cross_entropy_input(grad: Any, input: Any, target: Any, result1: Any, dim: int, ignore_index: Any) -> Any:
     if not is_grad_enabled():
-        return cross_entropy_grad(input, target, results[1], grad, dim, ignore_index)
+        return cross_entropy_grad(input, target, result1, grad, dim, ignore_index)
     scale = spread(grad * (target != ignore_index).to(grad.dtype), input.shape, dim, False)
     return (log_softmax_row(input, dim).exp() - one_hot_like(input, target, dim)) * scale
 
@@ -331,8 +323,8 @@ def cross_entropy_grad(input: Tensor, target: Tensor, lse: Tensor, grad: Tensor,
 # ---- weighted means ----
 
 
-def _ratio_input(grad: Any, input_meta: Any, results: Any, dim: int) -> Any:
-    return spread(grad / results[1].detach(), input_meta.shape, dim, False)
+def _ratio_input(grad: Any, input_meta: Any, result1: Any, dim: int) -> Any:
+    return spread(grad / result1.detach(), input_meta.shape, dim, False)
 
 
 @op(

@@ -175,7 +175,9 @@ def _pow_exponent(grad: Any, input: Any, other: Any, result: Any) -> Any:
 
 
 def _power_ref(input: Any, other: Any) -> Any:
-    """numpy's power, but for negative powers of integers: 0 unless the base is 1 or -1."""
+    """numpy's power, but for bools, and for negative powers of integers: 0 unless the base is 1 or -1."""
+    if np.result_type(input, other).kind == "b":
+        return np.logical_or(input, np.logical_not(other))
     if np.result_type(input, other).kind == "f":
         return np.power(input, other)
     other = np.asarray(other)
@@ -184,7 +186,9 @@ def _power_ref(input: Any, other: Any) -> Any:
 
 
 @op(
-    Pointwise({"f": "pow_({input}, {other})", "i": "ipow({input}, {other})", "u": "upow({input}, {other})"}),
+    Pointwise(
+        {"f": "pow_({input}, {other})", "i": "ipow({input}, {other})", "u": "upow({input}, {other})", "b": "{input} || !{other}"}
+    ),
     ref=_power_ref,
     domain=(0.1, 3.0),
     grad={"input": _pow_base, "other": _pow_exponent},

@@ -26,6 +26,7 @@ IntScalar = Annotated[Any, "IntScalar"]
 UIntScalar = Annotated[Any, "UIntScalar"]
 
 TENSOR, OPTIONAL, OPERAND, LIST, SCALAR, ATTR = range(6)
+RESULTS = ("result", "result1", "result2")  # how gradient rules name one output; `results` is all of them
 _KINDS = {
     "Tensor": (TENSOR, ""),
     "Tensor | None": (OPTIONAL, ""),
@@ -110,7 +111,7 @@ class Op:
         self._check()
 
     def _check(self) -> None:
-        known = {"grad", "grads", "result", "results", *self.names, *(f"{n}_meta" for n in self.inputs), "result_meta"}
+        known = {"grad", "grads", *RESULTS, "results", *self.names, *(f"{n}_meta" for n in self.inputs), "result_meta"}
         for name, args in self.rule_args.items():
             if name not in self.inputs:
                 raise TypeError(f"op {self.name}: gradient for {name!r}, which is no input")

@@ -70,6 +70,8 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     a, b = _dim(input, start_dim), _dim(input, end_dim)
     if not input.shape:
         return reshape(input, 1)
+    if a == b:
+        return input
     if a > b:
         raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {list(input.shape)}\n  at {site()}")
     return reshape(input, *input.shape[:a], numel(input.shape[a : b + 1]), *input.shape[b + 1 :])
@@ -245,6 +247,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join along a dimension. [*, n_i, *]... -> [*, sum n_i, *]."""
     parts = _tensors(tensors, "cat")
     first = builtins.max(parts, key=lambda p: p.ndim)
+    if not first.ndim:
+        raise ShapeError(f"cat of 0-d tensors; use stack\n  at {site()}")
     if first.ndim > 1:  # PyTorch lets empty vectors join anything
         d = _dim(first, dim)
         nothing = tuple(0 if e == d else n for e, n in enumerate(first.shape))
