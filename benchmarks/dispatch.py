@@ -47,7 +47,7 @@ def bare_loop(count: int, chunk: int) -> Callable[[], None]:
         n.release_pass(work)
         commands = n.finish(encoder)
         n.release_encoder(encoder)
-        n.submit(device.queue, [commands])
+        n.submit(device.queue, [commands], [])
 
     def run() -> None:
         for start in range(0, count, chunk):

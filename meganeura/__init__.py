@@ -29,6 +29,7 @@ from .errors import (
     OutOfMemoryError,
     ShapeError,
     TraceError,
+    UnsupportedError,
 )
 from .ops.factory import (
     arange,
@@ -51,24 +52,83 @@ from .ops.factory import (
     zeros_like,
 )
 from .ops.table import op
-from .random import Generator, manual_seed
+from .random import Generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .reference import Reference
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from . import data, load, nn, optim
+    from . import data, linalg, load, nn, optim, special
     from .compile.api import compile as compile
 else:
     from . import compile as compile
 
 # `compile` is left out: a star import would replace Python's own.
 __all__ = [
-    "CheckpointError", "DTypeError", "DeviceError", "Generator", "GradientError", "IndexOutOfRangeError", "LoadError",
-    "MeganeuraError", "NoGradientError", "OutOfMemoryError", "Reference", "ShapeError", "Tensor", "TraceError", "__version__",
-    "arange", "autograd", "bfloat16", "bool_", "data", "device", "empty", "empty_like", "enable_grad", "errors", "eye",
-    "float16", "float32", "from_numpy", "full", "full_like", "grad", "int8", "int32", "int64", "is_grad_enabled", "linspace",
-    "load", "manual_seed", "nn", "no_grad", "ones", "ones_like", "op", "optim", "rand", "rand_like", "randint", "randn",
-    "randn_like", "set_grad_enabled", "synchronize", "tensor", "uint8", "uint32", "use_device", "value_and_grad", "zeros",
+    "CheckpointError",
+    "DTypeError",
+    "DeviceError",
+    "Generator",
+    "GradientError",
+    "IndexOutOfRangeError",
+    "LoadError",
+    "MeganeuraError",
+    "NoGradientError",
+    "OutOfMemoryError",
+    "Reference",
+    "ShapeError",
+    "Tensor",
+    "TraceError",
+    "UnsupportedError",
+    "__version__",
+    "arange",
+    "autograd",
+    "bfloat16",
+    "bool_",
+    "data",
+    "device",
+    "empty",
+    "empty_like",
+    "enable_grad",
+    "errors",
+    "eye",
+    "float16",
+    "float32",
+    "from_numpy",
+    "full",
+    "full_like",
+    "get_rng_state",
+    "grad",
+    "initial_seed",
+    "int8",
+    "int32",
+    "int64",
+    "is_grad_enabled",
+    "linalg",
+    "linspace",
+    "load",
+    "manual_seed",
+    "nn",
+    "no_grad",
+    "ones",
+    "ones_like",
+    "op",
+    "optim",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "seed",
+    "set_grad_enabled",
+    "set_rng_state",
+    "special",
+    "synchronize",
+    "tensor",
+    "uint8",
+    "uint32",
+    "use_device",
+    "value_and_grad",
+    "zeros",
     "zeros_like",
 ]  # fmt: skip
 
@@ -86,16 +146,27 @@ for _name, _row in _ops.REGISTRY.items():
 for _name, _fn in _ops.COMPOSITES.items():
     if not _name.endswith("_"):
         globals()[_name] = _fn
+for _name, _target in _ops.ALIASES.items():
+    globals()[_name] = globals()[_target]
 
-_LAZY = {"nn", "optim", "data", "load", "gpu", "eager"}
-_FROM = {"save": "serialization", "save_safetensors": "load.safetensors", "load_safetensors": "load.safetensors"}
+_LAZY = {"special", "linalg", "nn", "optim", "data", "load", "gpu", "eager"}
+_FROM = {
+    "save_checkpoint": "load.checkpoint",
+    "load_checkpoint": "load.checkpoint",
+    "save": "serialization",
+    "save_safetensors": "load.safetensors",
+    "load_safetensors": "load.safetensors",
+}
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    from .unsupported import refuse
+
     if name in _LAZY:
         return importlib.import_module(f".{name}", __name__)
     if name in _FROM:
         return getattr(importlib.import_module(f".{_FROM[name]}", __name__), name)
+    refuse(name)
     raise AttributeError(f"module 'meganeura' has no attribute {name!r}")

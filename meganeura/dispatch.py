@@ -59,7 +59,8 @@ class _State(threading.local):
 
 
 class _Hooks:
-    """Filled in by upper layers: the Tensor class, tensors from data, the tape, the view rule and the default interpreter."""
+    """Filled in by upper layers: the Tensor class, tensors from data, the tape, the view rule, what `out=` does and the default
+    interpreter."""
 
     tensor: Any = None
     make: Callable[[Any], Tensor]
@@ -67,6 +68,7 @@ class _Hooks:
     record_inplace: Callable[..., Any]
     view: Callable[..., Any]
     before_inplace: Callable[..., Any]
+    into: Callable[..., Any]
     eager: Callable[[], Interpreter]
 
 
@@ -173,7 +175,7 @@ def fill(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
 
 def located(error: MeganeuraError, op: Op, where: Site) -> MeganeuraError:
     """The same error with the op's name and the user's line."""
-    return type(error)(f"{op.name}: {error}\n  at {where}")
+    return type(error)(f"{op.shown}: {error}\n  at {where}")
 
 
 class HostScalar:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DTypeError
+from .provenance import site
 
 STORAGE_BYTES = {"f32": 4, "f16": 2, "i32": 4, "u32": 4}
 
@@ -81,7 +82,7 @@ def dtype(value: Any) -> DType:
     try:
         return _BY_NUMPY[np.dtype(value)]
     except (KeyError, TypeError):
-        raise DTypeError(f"no dtype {value!r}; there are {', '.join(d.name for d in ALL)}") from None
+        raise DTypeError(f"no dtype {value!r}; there are {', '.join(d.name for d in ALL)}\n  at {site()}") from None
 
 
 _KIND_ORDER = {"b": 0, "u": 1, "i": 1, "f": 2}

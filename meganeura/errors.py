@@ -11,6 +11,10 @@ class ShapeError(MeganeuraError, ValueError):
     """Shapes, dimensions or sizes that do not fit together."""
 
 
+class UnsupportedError(MeganeuraError, AttributeError):
+    """A part of PyTorch that does not exist here, such as complex numbers. An AttributeError, so that hasattr() works."""
+
+
 class DTypeError(MeganeuraError, TypeError):
     """A dtype that an op, a device or a conversion does not accept."""
 
@@ -37,6 +41,10 @@ class GradientError(MeganeuraError, RuntimeError):
 
 class IndexOutOfRangeError(MeganeuraError, IndexError):
     """An index read from data lies outside the indexed dimension."""
+
+
+class LinAlgError(MeganeuraError, RuntimeError):
+    """A matrix that a factorisation or solver cannot take: singular, or not positive definite."""
 
 
 class LoadError(MeganeuraError, ValueError):

@@ -1,7 +1,8 @@
 """Tensor indexing: ints, slices, None, Ellipsis as views; integer tensors, lists and bool masks as copies, as in PyTorch.
 
 A bool mask is counted on the host (its number of elements decides the shape), so it waits for the device and cannot be
-traced. Assignment writes through views, and through one bool mask.
+traced, unless one number or element is assigned through it. Assignment writes through views, and through integer tensors and
+masks by index (ops/scatter.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from .ops import index, move
 from .ops.arithmetic import copy_, fill_
 from .ops.factory import tensor
 from .ops.pointwise import clone, wrapped_index
-from .ops.views import permute, reshape, view
+from .ops.scatter import put_at
+from .ops.segment import place
+from .ops.views import expand, permute, reshape, view
 from .provenance import site
-from .shape import broadcast_shapes, numel
+from .shape import Shape, broadcast_shapes, numel
 from .tensor import Tensor
 
 
@@ -39,10 +42,10 @@ class _Taken(NamedTuple):
 
 def get(x: Tensor, key: Any) -> Tensor:
     """x[key]."""
-    taken = _take(x, key)
+    taken = _take(x, key, True)
     if not taken.lookups:
-        if taken.copies:
-            return clone(taken.view)
+        if taken.copies and taken.view._storage is x._storage:
+            return clone(taken.view)  # type: ignore[no-any-return]
         return taken.view if taken.view is not x else view(x, x.shape)
     if len(taken.lookups) == 1:
         return _pick(taken.view, *taken.lookups[0])
@@ -51,29 +54,39 @@ def get(x: Tensor, key: Any) -> Tensor:
 
 def put(x: Tensor, key: Any, value: Any) -> None:
     """x[key] = value."""
-    if isinstance(key, Tensor) and key.dtype.kind == "b":
-        _put_masked(x, key, value)
+    if isinstance(key, Tensor) and key.dtype.kind == "b" and _is_single(value) and key.shape == x.shape[: key.ndim]:
+        wide = view(key, *key.shape, *(1,) * (x.ndim - key.ndim))  # needs no count of the mask
+        x.masked_fill_(wide, reshape(value) if isinstance(value, Tensor) else value)
         return
-    taken = _take(x, key)
+    taken = _take(x, key, False)
     if taken.lookups:
-        raise ShapeError(f"assignment through an index tensor does not exist here yet; use where(), ints or slices\n  at {site()}")
-    if isinstance(value, (int, float, np.number, np.bool_)):
+        _put_looked_up(taken, value)
+    elif isinstance(value, _NUMBERS):
         fill_(taken.view, value)
-        return
-    source = value if isinstance(value, Tensor) else tensor(value, taken.view.dtype)
-    while source.ndim > taken.view.ndim and source.shape[0] == 1:  # PyTorch drops leading sizes of 1
+    else:
+        copy_(taken.view, _fitting(value, taken.view, taken.view.ndim))
+
+
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
+def _is_single(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, _NUMBERS)
+
+
+def _fitting(value: Any, target: Tensor, rank: int) -> Tensor:
+    """What is assigned, as a tensor; PyTorch drops leading sizes of 1."""
+    source = value if isinstance(value, Tensor) else tensor(value, target.dtype)
+    while source.ndim > rank and source.shape[0] == 1:
         source = source[0]
-    copy_(taken.view, source)
+    return source
 
 
-def _put_masked(x: Tensor, mask: Tensor, value: Any) -> None:
-    """x[mask] = number or tensor of one element: every masked element gets the value."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ShapeError(f"assignment of several values through a mask does not exist here yet; use where()\n  at {site()}")
-    if mask.shape != x.shape[: mask.ndim]:
-        raise ShapeError(f"a mask of shape {list(mask.shape)} does not fit a tensor of shape {list(x.shape)}\n  at {site()}")
-    wide = view(mask, *mask.shape, *(1,) * (x.ndim - mask.ndim))
-    x.masked_fill_(wide, reshape(value) if isinstance(value, Tensor) else value)
+def _put_looked_up(taken: _Taken, value: Any) -> None:
+    """Assignment through integer tensors and masks; of several values for one place the last stays."""
+    x, lookups = taken.view, taken.lookups
+    source = _fitting(value, x, x.ndim - len(lookups) + len(_common(lookups)))
+    put_at(x, [(k.dim, k.at) for k in lookups], source.to(x.dtype))
 
 
 # ---- integer tensors ----
@@ -87,44 +100,49 @@ def _pick(x: Tensor, dim: int, idx: Tensor) -> Tensor:
     return reshape(picked, *x.shape[:dim], *idx.shape, *x.shape[dim + 1 :])
 
 
+def _common(lookups: list[_Lookup]) -> Shape:
+    try:
+        return broadcast_shapes(*(k.at.shape for k in lookups))
+    except ShapeError as e:
+        raise ShapeError(f"index tensors: {e}\n  at {site()}") from None
+
+
+def _arranged(x: Tensor, lookups: list[_Lookup]) -> tuple[list[int], list[int], int]:
+    """Looked-up dimensions, the rest, and how many of the rest come before the result of the look-ups."""
+    dims = [k.dim for k in lookups]
+    rest = [d for d in range(x.ndim) if d not in dims]
+    return dims, rest, dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0  # look-ups apart put their result first
+
+
 def _pick_together(taken: _Taken) -> Tensor:
     """Several look-ups, broadcast together: one look-up in their dimensions merged into one. An index outside its own
     dimension becomes one outside the merged dimension."""
     x, lookups = taken.view, taken.lookups
-    try:
-        common = broadcast_shapes(*(k.at.shape for k in lookups))
-    except ShapeError as e:
-        raise ShapeError(f"index tensors: {e}\n  at {site()}") from None
-    dims = [k.dim for k in lookups]
-    rest = [d for d in range(x.ndim) if d not in dims]
-    at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0  # look-ups apart put their result first
+    common = _common(lookups)
+    dims, rest, at = _arranged(x, lookups)
     order = [*rest[:at], *dims, *rest[at:]]
     sizes = [x.shape[d] for d in order]
     total = numel([x.shape[d] for d in dims])
     merged = reshape(permute(x, order), *sizes[:at], total, *sizes[at + len(dims) :])
-    flat: Any = None
-    outside: Any = None
-    for k in lookups:
-        n = x.shape[k.dim]
-        i = wrapped_index(k.at, n)
-        wrong = (i < 0) | (i >= n)
-        flat = i if flat is None else flat * n + i
-        outside = wrong if outside is None else outside | wrong
     if total == 0 and numel(common):
         raise IndexOutOfRangeError(f"an index into dimensions {dims} of no elements of a tensor of shape {list(x.shape)}\n  at {site()}")
-    return _pick(merged, at, flat.masked_fill(outside, total).expand(common))
+    flat: Any = 0
+    for i, k in enumerate(lookups):
+        n = x.shape[k.dim]
+        flat = place(k.at, flat, n, numel([x.shape[d] for d in dims[i + 1 :]]), n, total)
+    return _pick(merged, at, expand(flat, common))
 
 
 # ---- the key ----
 
 
-def _take(x: Tensor, key: Any) -> _Taken:
+def _take(x: Tensor, key: Any, reading: bool) -> _Taken:
     parts = [_part(k) for k in (key if isinstance(key, tuple) else (key,))]
     used = sum(_consumed(k) for k in parts)
     if used > x.ndim:
         raise IndexOutOfRangeError(f"{used} indices for a tensor of shape {list(x.shape)}\n  at {site()}")
     parts = _without_ellipsis(parts, x.ndim - used)
-    dim = 0
+    source, at, dim = x, 0, 0  # `at` counts the dimensions of the source that are used up
     lookups: list[_Lookup] = []
     flags = False
     for k in parts:
@@ -133,8 +151,19 @@ def _take(x: Tensor, key: Any) -> _Taken:
         elif isinstance(k, Tensor) and k.ndim:
             found = _found(x, dim, k)
             lookups, dim = lookups + found, dim + len(found)
+        elif isinstance(k, Tensor) and k._storage.buffer is None and (reading or not lookups):
+            # traced: an int that is known at run time only, so that reading it copies
+            if reading:
+                x, flags = _pick(x, dim, k), True
+            else:
+                lookups, dim = [_Lookup(dim, k)], dim + 1
+        elif k is None:
+            x, dim = view(x, *x.shape[:dim], 1, *x.shape[dim:]), dim + 1
+        elif isinstance(k, slice):
+            x, dim = _sliced(x, dim, k), dim + 1
         else:
-            x, dim = _one(x, dim, k)
+            x = _one(x, dim, _whole(k, at, source))
+        at += _consumed(k)
     return _Taken(x, lookups, flags)
 
 
@@ -173,7 +202,7 @@ def _found(x: Tensor, dim: int, k: Tensor) -> list[_Lookup]:
         raise IndexOutOfRangeError(
             f"a mask of shape {list(k.shape)} does not fit dimension {dim} of a tensor of shape {list(x.shape)}\n  at {site()}"
         )
-    return [_Lookup(dim + d, tensor(where)) for d, where in enumerate(np.nonzero(k.detach().numpy()))]
+    return [_Lookup(dim + d, tensor(places)) for d, places in enumerate(np.nonzero(k.detach().numpy()))]
 
 
 def _flag(x: Tensor, dim: int, on: bool) -> Tensor:
@@ -182,22 +211,22 @@ def _flag(x: Tensor, dim: int, on: bool) -> Tensor:
     return wide if on else move.slice_dim(wide, dim, 0, 0, 1)
 
 
-def _one(x: Tensor, dim: int, k: Any) -> tuple[Tensor, int]:
-    if k is None:
-        return view(x, *x.shape[:dim], 1, *x.shape[dim:]), dim + 1
-    if isinstance(k, slice):
-        return _sliced(x, dim, k), dim + 1
+def _whole(k: Any, dim: int, source: Tensor) -> int:
+    """An int of a key, counted from the front of the dimension `dim` of the indexed tensor."""
     try:
-        i = k.__index__()
+        i = int(k.__index__())
     except (AttributeError, TypeError):
         raise IndexOutOfRangeError(
             f"cannot index with {k!r} ({type(k).__name__}): use ints, slices, None, Ellipsis, integer tensors or masks\n  at {site()}"
         ) from None
-    n = x.shape[dim]
+    n = source.shape[dim]
     if not -n <= i < n:
-        raise IndexOutOfRangeError(f"index {i} is out of range for dimension {dim} of size {n} (shape {list(x.shape)})\n  at {site()}")
-    one = move.slice_dim(x, dim, i % n, 1, 1)
-    return view(one, *x.shape[:dim], *x.shape[dim + 1 :]), dim
+        raise IndexOutOfRangeError(f"index {i} is out of range for dimension {dim} of size {n} (shape {list(source.shape)})\n  at {site()}")
+    return i % n
+
+
+def _one(x: Tensor, dim: int, i: int) -> Tensor:
+    return view(move.slice_dim(x, dim, i, 1, 1), *x.shape[:dim], *x.shape[dim + 1 :])
 
 
 def _sliced(x: Tensor, dim: int, k: slice) -> Tensor:

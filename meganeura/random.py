@@ -7,8 +7,10 @@ before, and on the element's row-major index: never on shapes of other tensors, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -129,3 +131,14 @@ def get_rng_state() -> NDArray[np.uint64]:
 def set_rng_state(state: Any) -> None:
     """Restore the default generator's state."""
     default_generator.set_state(state)
+
+
+@contextlib.contextmanager
+def fork_rng(devices: Any = None, enabled: bool = True) -> Iterator[None]:
+    """The default generator goes on after the block as if nothing had been drawn in it."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        if enabled:
+            set_rng_state(state)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,9 @@ _ALLOWED = {
     ("numpy._core.multiarray", "scalar"), ("numpy.core.multiarray", "scalar"), ("numpy._core.numeric", "_frombuffer"),
     ("numpy.core.numeric", "_frombuffer"),
 }  # fmt: skip
+
+
+STALE = 60.0  # seconds after which a temporary file that nobody holds is what a killed process left
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -49,9 +53,12 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place, durably, if the block succeeds; otherwise `path` stays as it was."""
     target = Path(path)
+    _sweep(target)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
     temporary = Path(name)
+    held = _lock(handle)
+    if not held:  # Windows would not rename over the target with the file open
+        os.close(handle)
     try:
         yield temporary
         mask = os.umask(0)
@@ -62,8 +69,38 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        if held:
+            os.close(handle)
     if os.name == "posix":
         _sync(target.parent)
+
+
+def _lock(handle: int) -> bool:
+    """Mark a temporary file as being written, until this process closes it or dies. False if another process does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: leftovers stay
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(target: Path) -> None:
+    """Remove temporary files of writers of `target` that were killed: nobody holds them, and they are not just being made."""
+    for path in target.parent.iterdir() if target.parent.is_dir() else ():
+        if not (path.name.startswith(f".{target.name}.") and path.name.endswith(".tmp")):
+            continue
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDWR)
+            try:
+                if time.time() - path.stat().st_mtime > STALE and _lock(handle):
+                    path.unlink()
+            finally:
+                os.close(handle)
 
 
 def _sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html as _html
 import struct
 import zlib
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import dispatch
 from .dtype import float32, int64
+from .errors import DeviceError
+from .ops.views import cat, narrow
+
+THRESHOLD = 1000  # elements up to which all are shown
+EDGE = 3  # elements shown at each end of a longer dimension
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -25,8 +32,27 @@ def text(t: Tensor) -> str:
         tail += ", requires_grad=True"
     if t._storage.buffer is None:
         return f"tensor(<symbolic {t.layout}>{tail})"
-    values = np.array2string(t._read(), separator=", ", prefix="tensor(", threshold=1000, edgeitems=3, precision=4)
+    if not t.numel() and t.ndim > 1:
+        tail = f", size={t.shape}{tail}"
+    small = t.numel() <= THRESHOLD
+    values = np.array2string(
+        t._read() if small else _edges(t)._read(), separator=", ", prefix="tensor(", threshold=THRESHOLD if small else 0, edgeitems=EDGE,
+        precision=4,
+    )  # fmt: skip
     return f"tensor({values}{tail})"
+
+
+def _edges(t: Tensor) -> Tensor:
+    """The elements that the shortened text shows, and one more along a dimension so that it is shortened: no more is read."""
+    if not isinstance(t._storage.world, dispatch.hooks.eager().__class__):
+        return t
+    ends = t.detach()
+    with dispatch.no_grad(), dispatch.use(None), contextlib.suppress(DeviceError):  # too large to be walked at once
+        for d, n in enumerate(t.shape):
+            if n > 2 * EDGE + 1:
+                ends = cat([narrow(ends, d, 0, EDGE + 1), narrow(ends, d, n - EDGE, EDGE)], d)
+        return ends
+    return t
 
 
 def html(t: Tensor) -> str:

@@ -73,7 +73,7 @@ class Storage:
     in-place writes. `release` is called with the buffer when the storage dies; it must only append to a queue.
     """
 
-    __slots__ = ("__weakref__", "buffer", "dtype", "elements", "error", "generation", "release", "uid", "version", "world")
+    __slots__ = ("__weakref__", "buffer", "dtype", "elements", "generation", "release", "uid", "version", "world")
 
     def __init__(self, dtype: DType, elements: int, buffer: Any = None, world: Any = None, release: Any = None) -> None:
         self.uid = next(_uids)
@@ -84,7 +84,6 @@ class Storage:
         self.buffer = buffer
         self.world = world
         self.release = release
-        self.error: Exception | None = None
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ Methods that are ops or composites are installed from the table (`install`); not
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from . import dispatch
 from .dispatch import bind, state
 from .dtype import ALL, DType, bool_, float16, float32, int32, int64
 from .dtype import dtype as as_dtype
-from .errors import DeviceError, DTypeError, GradientError, MeganeuraError, ShapeError
+from .errors import DeviceError, DTypeError, GradientError, IndexOutOfRangeError, MeganeuraError, ShapeError
+from .ops.alias import ALIASES
 from .ops.infer import named
 from .ops.table import COMPOSITES, OPERAND, REGISTRY, TENSOR, Op
 from .provenance import site
@@ -65,6 +67,7 @@ class Tensor:
 
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _binary
         __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _binary
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _binary
         __lt__ = __le__ = __gt__ = __ge__ = _binary
         __neg__ = __abs__ = __invert__ = __pos__ = _unary
 
@@ -72,7 +75,7 @@ class Tensor:
         def __ne__(self, other: Any) -> Tensor: ...  # type: ignore[override]
 
     def __init__(self, *args: Any) -> None:
-        raise TypeError("make tensors with meganeura.tensor(...), zeros(...), from_numpy(...)")
+        raise TypeError(f"make tensors with meganeura.tensor(...), zeros(...), from_numpy(...)\n  at {site()}")
 
     # ---- facts ----
     @property
@@ -123,6 +126,16 @@ class Tensor:
         return self.transpose(-2, -1)  # type: ignore[no-any-return]
 
     @property
+    def H(self) -> Tensor:
+        if self.ndim not in (0, 2):
+            raise ShapeError(f"H is for matrices, got shape {list(self.shape)}; use mH\n  at {site()}")
+        return self.T
+
+    @property
+    def mH(self) -> Tensor:
+        return self.mT
+
+    @property
     def data(self) -> Tensor:
         return self.detach()
 
@@ -141,7 +154,14 @@ class Tensor:
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or one size of it."""
-        return self.shape if dim is None else self.shape[normalize_dim(dim, self.ndim)]
+        return self.shape if dim is None else self.shape[self._dimension(dim)]
+
+    def _dimension(self, dim: int) -> int:
+        """A dimension that exists, counted from the front."""
+        with contextlib.suppress(ShapeError):
+            if self.shape:
+                return normalize_dim(dim, self.ndim)
+        raise IndexOutOfRangeError(f"there is no dimension {dim!r} in a tensor of shape {list(self.shape)}\n  at {site()}")
 
     def dim(self) -> int:
         return self.ndim
@@ -151,7 +171,7 @@ class Tensor:
 
     def stride(self, dim: int | None = None) -> Any:
         """Strides in elements."""
-        return self.layout.strides if dim is None else self.layout.strides[normalize_dim(dim, self.ndim)]
+        return self.layout.strides if dim is None else self.layout.strides[self._dimension(dim)]
 
     def storage_offset(self) -> int:
         return self.layout.offset
@@ -371,8 +391,8 @@ class Tensor:
         """This tensor: `.numpy()` is what brings values to the host."""
         return self
 
-    def contiguous(self) -> Tensor:
-        """This tensor, or a row-major copy of it."""
+    def contiguous(self, memory_format: Any = None) -> Tensor:
+        """This tensor, or a row-major copy of it, whatever memory_format says."""
         return self if self.layout.contiguous else self.clone()
 
     # ---- indexing ----
@@ -487,12 +507,17 @@ def install() -> None:
             setattr(Tensor, name, _method(row))
         if row.archetype.fusable and name + "_" not in Tensor.__dict__:
             setattr(Tensor, name + "_", _inplace(row))
+    for name, target in ALIASES.items():
+        for end in ("", "_"):
+            if target + end in Tensor.__dict__ and name + end not in Tensor.__dict__:
+                setattr(Tensor, name + end, Tensor.__dict__[target + end])
     _operators()
 
 
 def _operators() -> None:
     table = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
-             "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}  # fmt: skip
+             "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
+             "rshift": "bitwise_right_shift"}  # fmt: skip
     for python, name in table.items():
         setattr(Tensor, f"__{python}__", _binary(name))
         setattr(Tensor, f"__r{python}__", _binary(name, swap=True))

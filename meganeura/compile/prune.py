@@ -17,7 +17,18 @@ def prune(graph: Graph) -> None:
             alive.append(node)
             needed.update(node.values_read())
     alive.reverse()
+    _make_anew(graph.nodes, alive)
     graph.nodes = alive
+
+
+def _make_anew(before: list[Node], alive: list[Node]) -> None:
+    """Where the node that made a cell is gone because another overwrites all of it, that other one makes the cell."""
+    kept = set(alive)
+    gone = {o.value.cell for n in before if n not in kept for o, v in zip(n.outputs, n.previous, strict=True) if v is None}
+    for node in alive if gone else ():
+        if any(v is not None and v.cell in gone for v in node.previous):
+            node.previous = tuple(None if v is not None and v.cell in gone else v for v in node.previous)
+            gone.difference_update(o.value.cell for o in node.outputs)
 
 
 def merge_equal(graph: Graph) -> None:

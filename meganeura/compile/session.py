@@ -166,40 +166,52 @@ class Session:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
         with self.device.lock:
             for storage in inputs:
-                if storage.error is not None:
-                    raise storage.error
                 storage.buffer.check()
             now = [s.buffer for s in inputs]
             if self.frozen is None:
                 self._freeze(now)
-            outputs = self._rebind(now)
-            assert self.frozen is not None
-            for i, values, places in self.varying:
-                if any(values[k] != numbers[n] or values[k] is None for k, n in places):
-                    for k, n in places:
-                        values[k] = numbers[n]
-                    self.frozen.set_scalars(i, values)
-            if self.steps:
-                self.frozen.run()
+            outputs: list[Any] = []
+            try:
+                for o in self.outputs:
+                    outputs.append(o.next())
+                self._rebind(now, outputs)
+                self._renumber(numbers)
+                if self.steps:
+                    self.frozen.run()  # type: ignore[union-attr]
+            except BaseException:  # also Ctrl-C: the buffers are for the next run
+                for o, buffer in zip(self.outputs, outputs):
+                    o.free.append(buffer)
+                raise
             self.runs += 1
             for i in self.written:
                 inputs[i].version += 1
             return [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
 
-    def _rebind(self, inputs: list[Any]) -> list[Any]:
-        """Let the frozen list use the inputs' and outputs' present buffers. Returns the outputs' buffers."""
-        outputs = [o.next() for o in self.outputs]
+    def _renumber(self, numbers: Sequence[Any]) -> None:
+        """Write the host's numbers where they changed."""
+        assert self.frozen is not None
+        for i, values, places in self.varying:
+            if any(values[k] != numbers[n] or values[k] is None for k, n in places):
+                now = list(values)
+                for k, n in places:
+                    now[k] = numbers[n]
+                self.frozen.set_scalars(i, now)
+                values[:] = now  # last: what Ctrl-C cut short is written at the next run
+
+    def _rebind(self, inputs: list[Any], outputs: list[Any]) -> None:
+        """Let the frozen list use the inputs' and outputs' present buffers."""
         changes = {old: new for old, new in zip(self.bound, inputs, strict=True) if old is not new}
         for o, new in zip(self.outputs, outputs, strict=True):
             if o.bound is not new:
                 changes[o.bound] = new
         if changes:
             assert self.frozen is not None
-            self.frozen.rebind_all(changes)
+            frozen, self.frozen = self.frozen, None  # made anew should this fail, or be cut short by Ctrl-C
+            frozen.rebind_all(changes)
             self.bound = inputs
             for o, new in zip(self.outputs, outputs, strict=True):
                 o.bound = new
-        return outputs
+            self.frozen = frozen
 
     def __str__(self) -> str:
         launches = len(self.frozen.steps) if self.frozen is not None else sum(len(s.lowered.launches) for s in self.steps)

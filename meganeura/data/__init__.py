@@ -5,9 +5,14 @@ Worker threads make numpy only and must not touch a device.
 """
 
 from .collate import default_collate
-from .dataset import Dataset, Subset, TensorDataset, random_split
+from .dataset import ChainDataset, ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
 from .idx import read_idx
 from .loader import DataLoader
 from .mnist import MNIST, load_mnist
+from .sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-__all__ = ["MNIST", "DataLoader", "Dataset", "Subset", "TensorDataset", "default_collate", "load_mnist", "random_split", "read_idx"]
+__all__ = [
+    "MNIST", "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "RandomSampler", "Sampler",
+    "SequentialSampler", "Subset", "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "default_collate", "load_mnist",
+    "random_split", "read_idx",
+]  # fmt: skip

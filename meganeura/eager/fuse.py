@@ -17,6 +17,8 @@ from ..shape import broadcast_shapes
 from ..storage import Layout, Storage
 from ..tensor import Tensor
 
+MAX_RULES = 4096  # fused rules kept
+
 
 class _NotFusable(Exception):
     """The rule does something that is no pointwise chain."""
@@ -127,6 +129,8 @@ class FusedRules:
         except TypeError:
             return rule(**args)
         if plan is None:
+            if len(self.known) >= MAX_RULES:
+                self.known.clear()
             plan = self.known[key] = self._record(rule, args) or ()
         if not plan:  # no chain: the rule as it stands
             return rule(**args)
@@ -163,4 +167,4 @@ class FusedRules:
 def _facts(v: Any) -> Any:
     if isinstance(v, Tensor):
         return v.dtype, v.shape
-    return scalar_dtype(v) if isinstance(v, (int, float)) else v
+    return scalar_dtype(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v  # as in `_record`

@@ -11,7 +11,7 @@ import numpy as np
 from .. import dispatch, gpu, kernels
 from ..dispatch import Interpreter
 from ..dtype import DType
-from ..errors import DeviceError, DTypeError, MeganeuraError, TraceError
+from ..errors import DeviceError, DTypeError, MeganeuraError, OutOfMemoryError, TraceError
 from ..kernels.call import make_call
 from ..ops.infer import check_inplace, freeze, infer, named
 from ..ops.table import ATTR, LIST, OPERAND, SCALAR, Op
@@ -111,7 +111,10 @@ class Eager(Interpreter):
         made, buffers = [], []
         alloc, release = self.device.alloc, self._release
         for dtype, elements, nbytes, layout in plan.outputs:
-            buffer = alloc(nbytes)
+            try:
+                buffer = alloc(nbytes)
+            except DeviceError as e:
+                raise dispatch.located(e, op, site()) from None
             made.append(_make(Storage(dtype, elements, buffer, self, release), layout))
             buffers.append(buffer)
         return (made[0] if len(made) == 1 else tuple(made)), buffers
@@ -139,6 +142,8 @@ class Eager(Interpreter):
             inferred = infer(op, args)
             outputs = self._output_layouts(op, values, inferred.outputs, out)
             alias = self._operand_aliases(op, values, tensors, out)
+            if out is None and not op.mutates:
+                self._check_size(outputs)
             call = make_call(op, args, inferred, outputs, alias)
             empty = all(o.numel == 0 for o in outputs)
             lowered = None if empty else kernels.lower(call, self.device.profile)
@@ -151,6 +156,14 @@ class Eager(Interpreter):
             self.plans.clear()
         self.plans[signature] = plan
         return plan
+
+    def _check_size(self, outputs: Sequence[Layout]) -> None:
+        """Refuse what no buffer can hold before a plan of very many parts is made."""
+        limit = self.device.limits["max-buffer-size"]
+        for o in outputs:
+            size = padded_bytes(o.numel, o.dtype)
+            if size > limit:
+                raise OutOfMemoryError(f"{o} takes {size} bytes, but the largest buffer of {self.device.name} holds {limit}")
 
     def _output_layouts(self, op: Op, values: Sequence[Any], specs: Any, out: Tensor | None) -> list[Layout]:
         if op.mutates:
@@ -180,7 +193,11 @@ class Eager(Interpreter):
     def upload(self, dtype: DType, array: Any) -> Tensor:
         a = np.asarray(array)
         layout = Layout(dtype, a.shape)
-        storage = Storage(dtype, layout.numel, self.device.alloc(padded_bytes(layout.numel, dtype), idle=True), self, self._release)
+        try:
+            buffer = self.device.alloc(padded_bytes(layout.numel, dtype), idle=True)
+        except DeviceError as e:
+            raise type(e)(f"{e}\n  at {site()}") from None
+        storage = Storage(dtype, layout.numel, buffer, self, self._release)
         if layout.numel:
             raw = device_bytes(a, dtype)
             self.device.write(storage.buffer, 0, raw)
@@ -194,8 +211,6 @@ class Eager(Interpreter):
                     f"{storage.world.describe(tensor)} outlived the trace that made it; return it from the compiled function\n  at {site()}"
                 )
             return storage.world.read(tensor)
-        if storage.error is not None:
-            raise storage.error
         storage.buffer.check()
         low, high = layout.span()
         count = high - low + 1
@@ -216,10 +231,10 @@ _STORED = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint
 
 
 def dense_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy without history."""
+    """A contiguous copy without history, made by the interpreter that the tensor lives on."""
     from ..ops.pointwise import clone
 
-    with dispatch.no_grad(), dispatch.use(None):
+    with dispatch.no_grad(), dispatch.use(tensor._storage.world):
         return clone(tensor.detach())  # type: ignore[no-any-return]
 
 
@@ -261,16 +276,16 @@ def _alias(operands: Sequence[Any]) -> tuple[int, ...]:
 
 
 _lock = threading.Lock()
-_defaults: dict[int, Eager] = {}
+_defaults: dict[Any, Eager] = {}  # by device
 
 
 def default() -> Eager:
     """The interpreter of the current device, opened when first needed."""
     device = gpu.current()
-    found = _defaults.get(id(device))
-    if found is None or found.device is not device:
+    found = _defaults.get(device)
+    if found is None:
         with _lock:
-            found = _defaults.setdefault(id(device), Eager(device))
+            found = _defaults.setdefault(device, Eager(device))
     return found
 
 

@@ -83,7 +83,8 @@ class Device:
         self.limits: dict[str, int] = dict(wgpu_device.limits)
         self.max_binding = self.limits["max-storage-buffer-binding-size"] & ~15
         self.graveyard: deque[Buffer] = deque()
-        self.graves: deque[Any] = deque()  # native handles of uniforms, and bind groups, whose owners died
+        self.graves: deque[Any] = deque()  # what dead owners left: uniforms' handles, bind groups, and (release, handle)
+        self.adopted: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self.family = "cpu" if self.info["adapter_type"] in ("CPU", "unknown") and self.info["backend_type"] != "Metal" else "gpu"
         self.profile = self._profile()
         self._open()
@@ -148,6 +149,9 @@ class Device:
                 grave = self.graves.popleft()
                 if hasattr(grave, "forget"):
                     self.recorder.drop(grave)
+                elif isinstance(grave, tuple):
+                    release, handle = grave
+                    release(handle)
                 else:
                     self.native.release_buffer(grave)
 
@@ -180,7 +184,7 @@ class Device:
         self.drain()
         self.pool.trim()
         self.transfer.trim()
-        self.recorder._flush_quietly()
+        self.recorder._flush()
         epoch = self.recorder.epoch - 1
         self.native.wait(self.handle, self.native.work_done(self.queue))
         self.recorder.mark_retired(epoch)
@@ -201,7 +205,18 @@ class Device:
             self._uids += 1
             buffer = Buffer(self, native.handle_of(wgpu_buffer), wgpu_buffer.size, self._uids)
             buffer.shared, buffer.idle = wgpu_buffer, True
+            self.adopted.add(buffer)
             return buffer
+
+    def unusable(self) -> dict[Buffer, str]:
+        """Adopted buffers that their owner destroyed or mapped, and which of it: wgpu ends the process at a submit that uses one."""
+        out: dict[Buffer, str] = {}
+        for buffer in list(self.adopted):
+            if buffer.shared.map_state != "unmapped":
+                out[buffer] = "mapped"
+            elif not self.native.alive(self.handle, self.pipelines.probe_layout(), buffer.handle, buffer.size):
+                out[buffer] = "destroyed"
+        return out
 
     def _destroy(self, buffer: Buffer) -> None:
         for group in list(buffer.groups):
@@ -342,6 +357,7 @@ def _after_fork() -> None:
     if _devices:
         _forked = True
         for device in list(_devices):
+            device.lock = threading.RLock()  # another thread of the parent may have held it
             device._forbid(_FORK)
 
 

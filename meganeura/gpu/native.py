@@ -8,6 +8,8 @@ creates, finishes or submits goes through the package's error-raising form, so t
 from __future__ import annotations
 
 import importlib
+import itertools
+import threading
 import time
 from typing import Any
 
@@ -54,21 +56,31 @@ _NEEDED_BY = {
 class Token:
     """An asynchronous completion: `done` once its callback ran, then `ok` and `message`."""
 
-    __slots__ = ("done", "future", "keep", "message", "ok")
+    __slots__ = ("done", "future", "message", "ok")
 
     def __init__(self) -> None:
         self.done = False
         self.ok = False
         self.message = ""
-        self.keep: Any = None
         self.future: Any = None
 
     def finish(self, ok: bool, message: str) -> None:
         self.ok, self.message, self.done = ok, message, True
 
 
+class _Scratch(threading.local):
+    """The C structs that calls are put together in, for each thread its own: devices have a lock each, and share the library."""
+
+    def __init__(self, ffi: Any) -> None:
+        self.buffer = ffi.new("WGPUBufferDescriptor *")
+        self.group = ffi.new("WGPUBindGroupDescriptor *")
+        self.entries = ffi.new("WGPUBindGroupEntry[]", 64)
+        self.commands = ffi.new("WGPUCommandBuffer[]", 64)
+        self.group.entries = self.entries
+
+
 class Native:
-    """One backend's C interface. Made once a process by `load`; all methods are called under the device's lock."""
+    """One backend's C interface. Made once a process by `load`; a device's methods are called under its lock."""
 
     def __init__(self, backend: str) -> None:
         package, api_name, version = _PACKAGES[backend]
@@ -81,6 +93,8 @@ class Native:
         self.backend = backend
         self.api = api
         self.interrupt: BaseException | None = None
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, Token] = {}  # what callbacks find by number: the library may call back after a wait was given up
         self._check(package, version)
         self.lib, self.ffi, self.safe = api.lib, api.ffi, api.libf
         self.errors: tuple[type[Exception], ...] = (self.package.GPUError,)
@@ -93,6 +107,8 @@ class Native:
         if not found.startswith(version):
             raise DeviceError(f"{package} {found} is installed; meganeura needs {package}=={version}*")
         lost = [n for n in ("lib", "ffi", "libf", "GPUShaderModule") if not hasattr(self.api, n)]
+        if not lost and not hasattr(self.api.libf, "_make_proxy_func"):
+            lost = ["libf._make_proxy_func"]
         if not lost:
             lost = [n for n in _NEEDED + _NEEDED_BY[self.backend] if not hasattr(self.api.lib, n) or not hasattr(self.api.libf, n)]
         if lost:
@@ -112,19 +128,14 @@ class Native:
         self.release_bind_group = lib.wgpuBindGroupRelease
         self.release_buffer = lib.wgpuBufferRelease
         self.destroy_buffer = safe.wgpuBufferDestroy
+        self._submit = safe._make_proxy_func("wgpuQueueSubmit", self._noted_submit)
         self.copy = safe.wgpuCommandEncoderCopyBufferToBuffer
         self.resolve = safe.wgpuCommandEncoderResolveQuerySet
 
     def _make_structs(self) -> None:
         ffi, lib = self.ffi, self.lib
         self.NULL = ffi.NULL
-        self._buffer = ffi.new("WGPUBufferDescriptor *")
-        self._group = ffi.new("WGPUBindGroupDescriptor *")
-        self._entries = ffi.new("WGPUBindGroupEntry[]", 64)
-        self._commands = ffi.new("WGPUCommandBuffer[]", 64)
-        self._group.entries = self._entries
-        self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
-        self._done_info = ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+        self._scratch = _Scratch(ffi)
         if self.backend == "wgpu":
             self._map_callback = self._callback("WGPUMapAsyncStatus", lib.WGPUMapAsyncStatus_Success)
             self._done_callback = self._callback("WGPUQueueWorkDoneStatus", lib.WGPUQueueWorkDoneStatus_Success)
@@ -135,16 +146,21 @@ class Native:
             self._registry, mode = _ffi.callbacks, _ffi.CALLBACK_MODE
             self._map_callback = _ffi.c_callback("WGPUBufferMapCallback")
             self._done_callback = _ffi.c_callback("WGPUQueueWorkDoneCallback")
-            self._wait_info = ffi.new("WGPUFutureWaitInfo *")
-        self._map_info.mode = self._done_info.mode = mode
-        self._map_info.callback, self._done_info.callback = self._map_callback, self._done_callback
+        self._mode = mode
 
     def _callback(self, status_type: str, success: int) -> Any:
-        """A C callback for wgpu-native that finishes the Token behind userdata1."""
+        """A C callback for wgpu-native that finishes the Token whose number is userdata1."""
         ffi = self.ffi
 
+        def finish(userdata: Any, ok: bool, text: str) -> None:
+            number = int(ffi.cast("uintptr_t", userdata))
+            token = self._awaited.get(number)
+            if token is not None:
+                token.finish(ok, text)
+                self._awaited.pop(number, None)
+
         def run(status: int, message: Any, userdata: Any, _unused: Any) -> None:
-            ffi.from_handle(userdata).finish(status == success, self._text(message))
+            finish(userdata, status == success, self._text(message))
 
         def interrupted(_kind: Any, error: BaseException, trace: Any) -> None:
             # Ctrl-C came while the library was polling: Python raises it in here, where it would be lost and the token
@@ -152,7 +168,7 @@ class Native:
             self.interrupt = error
             names = trace.tb_frame.f_locals if trace is not None else {}
             if "userdata" in names:
-                ffi.from_handle(names["userdata"]).finish(names["status"] == success, "")
+                finish(names["userdata"], names["status"] == success, "")
 
         return ffi.callback(f"void({status_type}, WGPUStringView, void *, void *)", run, onerror=interrupted)
 
@@ -167,17 +183,26 @@ class Native:
 
     def create_buffer(self, device: Any, size: int, usage: int) -> Any:
         """A raw WGPUBuffer; raises the package's GPUError."""
-        self._buffer.size, self._buffer.usage = size, usage
-        return self.safe.wgpuDeviceCreateBuffer(device, self._buffer)
+        descriptor = self._scratch.buffer
+        descriptor.size, descriptor.usage = size, usage
+        return self.safe.wgpuDeviceCreateBuffer(device, descriptor)
 
     def create_bind_group(self, device: Any, layout: Any, bindings: list[tuple[Any, int, int]]) -> Any:
         """A raw WGPUBindGroup of (buffer, offset, size) in binding order; raises the package's GPUError."""
-        entries = self._entries
+        group, entries = self._scratch.group, self._scratch.entries
         for i, (buffer, offset, size) in enumerate(bindings):
             entry = entries[i]
             entry.binding, entry.buffer, entry.offset, entry.size = i, buffer, offset, size
-        self._group.layout, self._group.entryCount = layout, len(bindings)
-        return self.safe.wgpuDeviceCreateBindGroup(device, self._group)
+        group.layout, group.entryCount = layout, len(bindings)
+        return self.safe.wgpuDeviceCreateBindGroup(device, group)
+
+    def alive(self, device: Any, layout: Any, buffer: Any, size: int) -> bool:
+        """Whether a buffer can still be bound (wgpu refuses destroyed ones here; Dawn raises at the submit)."""
+        try:
+            self.release_bind_group(self.create_bind_group(device, layout, [(buffer, 0, size)]))
+        except self.errors:
+            return False
+        return True
 
     def create_trusted_module(self, device: Any, label: str, code: str) -> Any:
         """A shader module without naga's bounds clamps (wgpu-native), or an ordinary one (Dawn decides per device)."""
@@ -210,25 +235,33 @@ class Native:
         """A raw WGPUCommandBuffer; raises the package's GPUError for anything wrong that was recorded."""
         return self.safe.wgpuCommandEncoderFinish(encoder, self.ffi.NULL)
 
-    def submit(self, queue: Any, commands: list[Any]) -> None:
-        """Submit finished command buffers and release them."""
-        array = self._commands
-        for start in range(0, max(len(commands), 1), 64):
-            part = commands[start : start + 64]
-            for i, c in enumerate(part):
+    def submit(self, queue: Any, commands: list[Any], sent: list[None]) -> None:
+        """Submit finished command buffers in one call and release them, whatever happens; `sent` grows if the call was made."""
+        try:
+            array = self._scratch.commands if len(commands) <= 64 else self.ffi.new("WGPUCommandBuffer[]", len(commands))
+            for i, c in enumerate(commands):
                 array[i] = c
-            self.safe.wgpuQueueSubmit(queue, len(part), array)
-        for c in commands:
-            self.release_commands(c)
+            self._submit(queue, len(commands), array, sent)
+        finally:
+            for c in commands:
+                self.release_commands(c)
+
+    def _noted_submit(self, queue: Any, count: int, array: Any, sent: list[None]) -> None:
+        """Submit and note it within one call from the interpreter's view: Ctrl-C is raised before both or after both."""
+        sent.extend(map(self.lib.wgpuQueueSubmit, (queue,), (count,), (array,)))
 
     def write(self, queue: Any, buffer: Any, offset: int, data: Any, nbytes: int) -> None:
         """queue.write_buffer of a contiguous bytes-like; runs before everything submitted later."""
         self.safe.wgpuQueueWriteBuffer(queue, buffer, offset, self.ffi.from_buffer(data), nbytes)
 
-    def _start(self, info: Any, token: Token) -> Any:
+    def _callback_info(self, type_: str, callback: Any, token: Token) -> Any:
+        """The struct that asks for a callback which finishes the token."""
+        info = self.ffi.new(f"{type_} *")
+        info.mode, info.callback = self._mode, callback
         if self.backend == "wgpu":
-            token.keep = self.ffi.new_handle(token)
-            info.userdata1 = token.keep
+            number = next(self._numbers)
+            self._awaited[number] = token
+            info.userdata1 = self.ffi.cast("void *", number)
         else:
             ok = self.lib.WGPUMapAsyncStatus_Success  # 1, as WGPUQueueWorkDoneStatus_Success
             info.userdata1 = self._registry.register(lambda status, text, _a, _b: token.finish(status == ok, self._text(text)))
@@ -237,13 +270,14 @@ class Native:
     def work_done(self, queue: Any) -> Token:
         """A token that is done when everything submitted so far has run."""
         token = Token()
-        token.future = self.safe.wgpuQueueOnSubmittedWorkDone(queue, self._start(self._done_info, token))
+        info = self._callback_info("WGPUQueueWorkDoneCallbackInfo", self._done_callback, token)
+        token.future = self.safe.wgpuQueueOnSubmittedWorkDone(queue, info)
         return token
 
     def map_read(self, buffer: Any, nbytes: int) -> Token:
         """Start mapping the first bytes of a staging buffer."""
         token = Token()
-        info = self._start(self._map_info, token)
+        info = self._callback_info("WGPUBufferMapCallbackInfo", self._map_callback, token)
         token.future = self.safe.wgpuBufferMapAsync(buffer, _MAP_READ, 0, nbytes, info)
         return token
 
@@ -281,7 +315,7 @@ class Native:
                 raise error
 
     def _wait_dawn(self, token: Token) -> None:
-        info = self._wait_info
+        info = self.ffi.new("WGPUFutureWaitInfo *")
         while not token.done:
             info.future.id, info.completed = token.future.id, 0
             status = self.safe.wgpuInstanceWaitAny(self._instance(), 1, info, 20_000_000)

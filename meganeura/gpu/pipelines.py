@@ -236,6 +236,12 @@ class Pipelines:
         entries = [{"binding": i, "visibility": 4, "buffer": b} for i, b in enumerate(buffers)]
         return self.device.wgpu.create_bind_group_layout(entries=entries)
 
+    def probe_layout(self) -> Any:
+        """A bind group layout of one storage buffer."""
+        if "probe" not in self.layouts:
+            self.layouts["probe"] = self._group_layout([{"type": "read-only-storage"}])
+        return raw.handle_of(self.layouts["probe"])
+
     def _layout(self, kernel: Kernel) -> tuple[Any, Any]:
         """(bind group layout, pipeline layout) of a kernel's interface; kernels with equal interfaces share them."""
         key = (kernel.access, kernel.params, kernel.scalars)

@@ -20,7 +20,7 @@ class Buffer:
     being written, until it is handed out again.
     """
 
-    __slots__ = ("device", "epoch", "error", "groups", "handle", "idle", "shared", "size", "uid")
+    __slots__ = ("__weakref__", "device", "epoch", "error", "groups", "handle", "idle", "shared", "size", "uid")
 
     def __init__(self, device: Any, handle: Any, size: int, uid: int) -> None:
         self.device, self.handle, self.size, self.uid = device, handle, size, uid
@@ -57,6 +57,7 @@ class Pool:
         self.free: dict[int, deque[Buffer]] = {}
         self.classes: dict[int, int] = {}  # request -> class, bounded by clearing
         self.doomed: list[Buffer] = []  # to destroy once their last submit retired
+        self.submitted = -1  # the last epoch that was submitted
         self.live = self.pooled = self.peak = self.count = 0
 
     def rounded(self, nbytes: int) -> int:
@@ -116,6 +117,7 @@ class Pool:
             while queue and self.pooled > keep:
                 buffer = queue.popleft()
                 self.pooled -= size
+                buffer.epoch = max(buffer.epoch, self.submitted)  # replayed lists note no use
                 self.doomed.append(buffer)
             if not queue:
                 del self.free[size]

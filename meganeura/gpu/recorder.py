@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -89,8 +89,7 @@ class Recorder:
         self.uploaded = 0
         self.groups: deque[Group] = deque()
         self.dead: list[Any] = []  # bind group handles to release after the next submit
-        self.error: Exception | None = None  # of a record-triggered flush, raised at the next synchronising call
-        self.on_failure: list[Callable[[list[Buffer], Exception], None]] = []  # called with the buffers left unwritten
+        self.error: Exception | None = None  # of a dispatch that did not encode, raised at the next synchronising call
         self.issued: deque[tuple[int, Buffer]] = deque(maxlen=MAX_ISSUED)  # buffers handed out before record number i
         self.timer: Any = None
         self._make_ring()
@@ -115,12 +114,16 @@ class Recorder:
             device = self.device
             if device.graveyard or device.graves:
                 device.drain()
+            if len(self.tokens) > MAX_TOKENS:
+                self.throttle()
+            if self.slot + len(prepared.steps) > SLOTS:  # first: it may drop bind groups, and a call goes into one submit
+                self._flush()
             if prepared.simple:
                 self._note(prepared.steps[0], buffers, scalars, site, op_name)
             else:
                 self._note_steps(prepared, buffers, scalars, site, op_name)
             if len(self.records) >= self.batch:
-                self._flush_quietly()
+                self._flush()
 
     def _note(self, step: Step, operands: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
         key = step.pick(operands)
@@ -130,9 +133,6 @@ class Recorder:
         pointer = None
         if step.pack is not None:
             slot = self.slot
-            if slot == SLOTS:
-                self._flush_quietly()
-                slot = 0
             self.slot = slot + 1
             pack_scalars(step, self.host, slot * SCALAR_BLOCK, scalars)
             pointer = self.pointers[slot]
@@ -145,18 +145,27 @@ class Recorder:
         self.counters.dispatches += 1
 
     def _note_steps(self, prepared: Prepared, buffers: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
-        """Several steps, temporaries or status words."""
+        """Several steps, temporaries or status words. A call is noted whole or not at all."""
         device = self.device
-        temps = [device.alloc(n) for n in prepared.temps]
-        operands = [*buffers, device.status.buffer, *reversed(temps)]
+        temps: list[Buffer] = []
+        noted, epoch = len(self.records), self.epoch
         try:
+            for n in prepared.temps:
+                temps.append(device.alloc(n))  # may submit, when memory is short
+            noted, epoch = len(self.records), self.epoch
+            operands = [*buffers, device.status.buffer, *reversed(temps)]
             for step in prepared.steps:
+                if self.slot == SLOTS:  # a call with more numbers than the ring holds
+                    self._flush()
                 values: Sequence[Any] = scalars
                 if step.numbered:
                     values = [*scalars, device.status.number(op_name, site)]
                 if step.status:
                     device.status.pending = True
                 self._note(step, operands, values, site, op_name)
+        except BaseException:
+            del self.records[noted if self.epoch == epoch else 0 :]
+            raise
         finally:
             for t in temps:
                 device.free(t)
@@ -220,43 +229,48 @@ class Recorder:
             self._flush()
             self.raise_pending()
 
-    def _flush_quietly(self) -> None:
-        """Flush inside another op's record: an error waits for the next synchronising call, it is not that op's."""
-        try:
-            self._flush()
-        except DeviceError as error:
-            if self.device.lost:
-                raise
-            self.error = self.error or error
-
     def raise_pending(self) -> None:
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def _flush(self, copies: Sequence[Copy] = ()) -> None:
-        records = self.records
-        if not records and not copies:
-            if self.uploaded > 0:
-                self.push_uploads()
-            return
-        commands, failure = self.finished(copies)
-        self.submit([commands])
-        if failure is not None:
-            raise failure
+        """Submit what is noted, also inside another op's record: what does not encode waits for the next synchronising call."""
+        if self.records or copies:
+            self.submit([self.finished(copies)[0]])
+        elif self.uploaded > 0:
+            self.submit([])
 
     def finished(self, copies: Sequence[Copy] = ()) -> tuple[Any, Exception | None]:
         """The noted records as a command buffer to submit now, without those that do not encode, and their error."""
+        failure = self._leave_out_unusable() if self.device.adopted else None
         try:
-            return self.encode(self.records, copies), None
+            return self.encode(self.records, copies), failure
         except self.native.errors as error:
             if self.device.is_lost(error):
                 self.records, self.slot = [], 0
                 raise self.device.translate(error, "submitting", None) from error
             noted = len(self.records)
             self.records, failure = self._sort_out(self.records, error)
+            self.error = self.error or failure
             self._keep_unrecorded(noted, len(self.records))
             return self.encode(self.records, copies), failure
+
+    def _leave_out_unusable(self) -> Exception | None:
+        """Drop the records on adopted buffers that their owners took back; the first one's error."""
+        gone = self.device.unusable()
+        failures: dict[int, Exception] = {}
+        for i, r in enumerate(self.records):
+            taken = next((gone[b] for b in r[7] if b in gone), None)
+            if taken is not None:
+                failures[i] = DeviceError(f"{r[9] or r[6].label} (kernel {r[6].label}) uses a buffer that its owner {taken}{at(r[8])}")
+        if not failures:
+            return None
+        failure = next(iter(failures.values()))
+        noted, self.records = len(self.records), self._without(self.records, failures)
+        self._keep_unrecorded(noted, len(self.records))
+        self.error = self.error or failure
+        return failure
 
     def encode(self, records: Sequence[Record], copies: Sequence[Copy] = (), ring: Any = None) -> Any:
         """One finished command buffer of one pass (and copies after it). Raises the package's GPUError; leaks nothing."""
@@ -289,27 +303,38 @@ class Recorder:
             n.release_encoder(encoder)
 
     def submit(self, commands: list[Any]) -> None:
-        """Submit finished commands, with the scalars that their dispatches read, and keep the host from running away."""
+        """Submit finished commands, with the scalars that their dispatches read. The commands are used up.
+
+        Ctrl-C may strike at any call: the records are gone if and only if the driver has them.
+        """
         device = self.device
         if self.slot:
             self.native.write(device.queue, self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
-            self.slot = 0
-        self._keep_unrecorded(len(self.records))
-        self.records = []
+        sent: list[None] = []
+        records, slot = self.records, self.slot
+        self.records, self.slot = [], 0
         try:
-            self.native.submit(device.queue, commands)
+            self.native.submit(device.queue, commands, sent)
         except self.native.errors as error:
-            raise device.translate(error, "submitting", None) from error
+            failure = device.translate(error, "submitting", None)
+            if not device.lost:
+                self._without(records, dict.fromkeys(range(len(records)), failure))
+            raise failure from error
         finally:
-            self.epoch += 1
-            self.uploaded = 0
+            if sent:
+                device.pool.submitted = self.epoch
+                self.epoch += 1
+                self.uploaded = 0
+            else:
+                self.records, self.slot = records, slot
+        self._keep_unrecorded(len(records))
         self.counters.submits += 1
         if self.dead:
             for handle in self.dead:
                 self.native.release_bind_group(handle)
             self.dead.clear()
         if self.epoch % TOKEN_EVERY == 0:
-            self._throttle()
+            self.tokens.append((self.epoch - 1, self.native.work_done(device.queue)))
 
     def _keep_unrecorded(self, noted: int, left: int = 0) -> None:
         """Of the buffers handed out since the last submit remember those that none of the `noted` records came after."""
@@ -319,12 +344,13 @@ class Recorder:
         for i, (_, buffer) in enumerate(issued):
             issued[i] = (left, buffer)
 
-    def push_uploads(self) -> None:
-        """Hand queued uploads to the device with an empty submit."""
-        self.submit([])
+    def written(self, buffers: Container[Buffer]) -> None:
+        """These were written by work that went past the records."""
+        if self.issued:
+            self.issued = deque((entry for entry in self.issued if entry[1] not in buffers), MAX_ISSUED)
 
-    def _throttle(self) -> None:
-        self.tokens.append((self.epoch - 1, self.native.work_done(self.device.queue)))
+    def throttle(self) -> None:
+        """Keep the host from running away. Called before anything is noted, so that Ctrl-C in this wait loses nothing."""
         while len(self.tokens) > MAX_TOKENS:
             epoch, token = self.tokens[0]
             self.native.wait(self.device.handle, token)
@@ -352,10 +378,10 @@ class Recorder:
         return self._without(records, failures), next(iter(failures.values()))
 
     def _without(self, records: list[Record], failures: dict[int, Exception]) -> list[Record]:
-        """The records that neither failed nor read what a failed one was to write.
+        """The records that neither failed nor bind what a failed one was to write.
 
-        What is dropped leaves memory as it was: an in-place target keeps its value, a new buffer holds nothing, is
-        marked with the error and reported to `on_failure`. All launches of one call (one site) share its fate.
+        What is dropped leaves memory as it was: an in-place target keeps its value, a new buffer holds nothing and is
+        marked with the error. All launches of one call (one site) share its fate.
         """
         calls = {id(records[i][8]): e for i, e in failures.items() if records[i][8] is not None}
         good: list[Record] = []
@@ -368,8 +394,7 @@ class Recorder:
                 fresh.add(buffer)
                 lost.pop(buffer, None)
             step, buffers = r[6], r[7]
-            read = (lost[b] for b, a in zip(buffers, step.launch.kernel.access, strict=True) if a == "read" and b in lost)
-            error = failures.get(i) or calls.get(id(r[8])) or next(read, None)
+            error = failures.get(i) or calls.get(id(r[8])) or next((lost[b] for b in buffers if b in lost), None)
             written = [buffers[k] for k in step.writes]
             if error is None:
                 good.append(r)
@@ -385,8 +410,6 @@ class Recorder:
             buffer.error = type(error)(*error.args)
             for group in [g for g in buffer.groups if g.owner is None]:
                 self.drop(group)
-            for hook in self.on_failure:
-                hook([buffer], error)
 
 
 def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str, site: Any) -> None:
@@ -404,8 +427,7 @@ def check_buffers(device: Any, step: Step, buffers: Sequence[Any], op_name: str,
             raise DeviceError(f"{what}: operand {operand} is a destroyed buffer{at(site)}")
         if b.device is not device:
             raise DeviceError(f"{what}: operand {operand} lives on another device{at(site)}")
-        if i not in step.writes:
-            b.check()
+        b.check()
         if step.ranges is not None and sum(step.ranges[i]) > b.size:
             raise DeviceError(f"{what}: range {step.ranges[i]} ends after the buffer's {b.size} bytes{at(site)}")
     for i in step.writes:

@@ -17,7 +17,7 @@ from ..kernels.kernel import STATUS, Launch
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Step
 from .pool import Buffer
-from .recorder import Group, Record, pack_scalars
+from .recorder import MAX_TOKENS, Group, Record, pack_scalars
 
 if TYPE_CHECKING:
     from .device import Device
@@ -50,7 +50,7 @@ class Frozen:
         self.broken = ""
         self.lost: dict[int, str] = {}  # steps with a destroyed buffer
         self.proved = False
-        self.ready: list[Any] = []
+        self.ready: dict[int, Any] = {}  # finished command buffers of the next run, by chunk
         with device.lock:
             self.steps = [s if isinstance(s, Step) else device.pipelines.step(s) for s, _, _ in steps]
             self._assign_slots([slot for _, _, slot in steps])
@@ -153,16 +153,22 @@ class Frozen:
                 for i, (buffers, group) in before.items():
                     self.buffers[i], self.groups[i] = buffers, group
                 raise
-            moved = [(changes[old], self.using.pop(old)) for old in changes if old in self.using]
-            for new, where in moved:
-                self.using.setdefault(new, set()).update(where)
-            for i in touched:
-                c, j = divmod(i, self.chunk)
-                entry = self.chunks[c][j]
-                self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
-                self.lost.pop(i, None)
-            if touched:
-                self._discard_ready()
+            intact, self.broken = self.broken, "Ctrl-C struck while it was rebound"
+            self._follow(changes, touched)
+            self.broken = intact
+
+    def _follow(self, changes: Mapping[Buffer, Buffer], touched: Sequence[int]) -> None:
+        """Bring what is derived from the buffers and groups of the touched steps up to date."""
+        moved = [(changes[old], self.using.pop(old)) for old in changes if old in self.using]
+        for new, where in moved:
+            self.using.setdefault(new, set()).update(where)
+        for i in touched:
+            c, j = divmod(i, self.chunk)
+            entry = self.chunks[c][j]
+            self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
+            self.lost.pop(i, None)
+        if touched:
+            self._discard_ready()
 
     def lose(self, group: Group) -> None:
         """A buffer of this list was destroyed: its steps cannot run until they are rebound."""
@@ -193,9 +199,9 @@ class Frozen:
         """Replay the list behind everything recorded so far.
 
         Raises DeviceError. If the first run fails, nothing of it ran; a later one submits chunk by chunk, so the
-        chunks before the failing one did.
+        chunks before the failing one did. Ctrl-C stops a run before its first chunk or after its last one.
         """
-        device = self.device
+        device, recorder = self.device, self.device.recorder
         if device.refusal:
             raise DeviceError(device.refusal)
         with device.lock:
@@ -203,22 +209,39 @@ class Frozen:
                 device.drain()
             if self.broken or self.lost:
                 raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
-            if device.recorder.timer is not None:
-                device.recorder._flush_quietly()  # timed rows come in the order of the work
-            if not self.proved or self.ready or device.recorder.timer is not None:
-                if device.recorder.timer is not None:
-                    self._discard_ready()
-                finished = self.ready or [self._encode(c) for c in range(len(self.chunks))]
-                self.ready = []
-                self.proved = True
-                self._submit(finished)
-            else:
-                self._stream()
-            device.recorder.issued.clear()  # new buffers of this list are written now
+            if device.adopted:
+                taken = next((how for b, how in device.unusable().items() if b in self.using), None)
+                if taken is not None:
+                    raise DeviceError(f"this frozen list uses a buffer that its owner {taken}")
+            if len(recorder.tokens) > MAX_TOKENS:
+                recorder.throttle()
+            if recorder.timer is not None:
+                recorder._flush()  # timed rows come in the order of the work
+                self._discard_ready()
+            if not self.proved or recorder.timer is not None:
+                self._finish_all()
             if self.uses_status:
                 device.status.pending = True
-            if self.ahead and device.recorder.timer is None:
-                self.ready = [self._encode(c) for c in range(len(self.chunks))]
+            try:
+                self._submit()
+            except BaseException:
+                self._discard_ready()
+                raise
+            recorder.written(self.using)
+            device.counters.dispatches += len(self.steps)
+            if self.ahead and recorder.timer is None:
+                self._finish_all()
+
+    def _finish_all(self) -> None:
+        """Finish the command buffers of a whole run, or none."""
+        try:
+            for c in range(len(self.chunks)):
+                if c not in self.ready:
+                    self.ready[c] = self._encode(c)
+        except BaseException:
+            self._discard_ready()
+            raise
+        self.proved = True
 
     def _before(self) -> list[Any]:
         """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
@@ -230,35 +253,37 @@ class Frozen:
         if not recorder.records:
             return []
         commands, failure = recorder.finished()
-        if failure is not None:
-            lost = next((b for b in self.using if b.error is not None), None)
-            if lost is not None:  # what this list reads was never written
-                recorder.submit([commands])
-                lost.check()
-            recorder.error = recorder.error or failure
+        lost = next((b for b in self.using if b.error is not None), None) if failure is not None else None
+        if lost is not None:  # what this list reads was never written
+            recorder.submit([commands])
+            if recorder.error is failure:
+                recorder.error = None  # it is raised now
+            lost.check()
         return [commands]
 
-    def _submit(self, finished: list[Any]) -> None:
+    def _submit(self) -> None:
+        """Submit chunk after chunk: the device works on one while the next is encoded."""
         recorder = self.device.recorder
-        try:
-            first = self._before()
-        except BaseException:
-            for commands in finished:
-                self.device.native.release_commands(commands)
-            raise
-        for commands in finished:
-            recorder.submit([*first, commands])
-            first = []
-        self.device.counters.dispatches += len(self.steps)
+        interrupt: KeyboardInterrupt | None = None
+        first, start = self._before(), recorder.epoch  # which grows by one a chunk
+        while recorder.epoch < start + len(self.chunks):
+            try:
+                self._submit_from(start, first)
+            except BaseException as error:
+                if not isinstance(error, KeyboardInterrupt) or recorder.epoch == start:
+                    raise
+                interrupt, first = error, []  # half a training step is worse than a late Ctrl-C
+        if interrupt is not None:
+            raise interrupt
 
-    def _stream(self) -> None:
-        """Encode and submit chunk after chunk: the device works on one while the next is recorded."""
+    def _submit_from(self, start: int, first: list[Any]) -> None:
+        """Submit the chunks that are not out yet, `first` before chunk 0."""
         recorder = self.device.recorder
-        first = self._before()
-        for c in range(len(self.chunks)):
-            recorder.submit([*first, self._encode(c)])
-            first = []
-        self.device.counters.dispatches += len(self.steps)
+        while (c := recorder.epoch - start) < len(self.chunks):
+            commands = self.ready.pop(c, None)
+            if commands is None:
+                commands = self._encode(c)
+            recorder.submit([*first, commands] if c == 0 else [commands])
 
     def _encode(self, c: int) -> Any:
         """One chunk as a finished command buffer."""
@@ -273,10 +298,10 @@ class Frozen:
     def _encode_fast(self, entries: list[Entry]) -> Any:
         n, null, scalars = self.device.native, self.device.native.NULL, self.scalar_group
         set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
-        collecting = gc.isenabled()
-        gc.disable()
-        encoder = n.create_encoder(self.device.handle, null)
+        collecting, encoder = gc.isenabled(), None
         try:
+            gc.disable()
+            encoder = n.create_encoder(self.device.handle, null)
             cpass = n.begin_pass(encoder, null)
             try:
                 for pipeline, group, pointer, x, y, z in entries:
@@ -291,9 +316,10 @@ class Frozen:
                 n.release_pass(cpass)
             return n.finish(encoder)
         finally:
-            n.release_encoder(encoder)
             if collecting:
                 gc.enable()
+            if encoder is not None:
+                n.release_encoder(encoder)
 
     def _records(self, c: int) -> list[Record]:
         out: list[Record] = []
@@ -316,18 +342,20 @@ class Frozen:
     # ending
 
     def _discard_ready(self) -> None:
-        for commands in self.ready:
-            self.device.native.release_commands(commands)
-        self.ready = []
+        while self.ready:
+            self.device.native.release_commands(self.ready.popitem()[1])
 
     def close(self) -> None:
         """Let go of bind groups, scalar memory and status numbers; the buffers stay the caller's."""
         device = self.device
+        if device.refusal:
+            return
         with device.lock:
             self.broken = self.broken or "it was closed"
             self._discard_ready()
-            for number in self.numbers:
-                device.status.kept.pop(number, None)
+            status, numbers, self.numbers = device.status, self.numbers, []
+            for number in numbers:
+                status.noted[number] = status.kept.pop(number)
             for cache in self.caches:
                 for group in list(cache.values()):
                     for b in group.buffers:
@@ -341,12 +369,16 @@ class Frozen:
 
     def __del__(self) -> None:
         # Runs on any thread, maybe inside the lock: only leave things to the next drain.
-        graves = self.device.graves
+        graves, status = self.device.graves, self.device.status
         for number in getattr(self, "numbers", ()):
-            self.device.status.kept.pop(number, None)
+            status.noted[number] = status.kept.pop(number)  # until the next check: the last run may have met a bad index
         for cache in getattr(self, "caches", ()):
             for group in list(cache.values()):
                 group.owner = None
                 graves.append(group)
+        native = self.device.native
+        graves.extend((native.release_commands, commands) for commands in getattr(self, "ready", {}).values())
+        if getattr(self, "scalar_group", None) is not None:
+            graves.append((native.release_bind_group, self.scalar_group))
         if getattr(self, "ring", None) is not None:
             graves.append(self.ring)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DeviceError, IndexOutOfRangeError
 from . import native as raw
 from .pool import Buffer, size_class
-from .recorder import MAX_UPLOAD, at
+from .recorder import MAX_TOKENS, MAX_UPLOAD, at
 
 if TYPE_CHECKING:
     from .device import Device
@@ -21,6 +21,7 @@ STATUS_BYTES = 256  # of the buffer; a violation is its first three words: dispa
 _VIOLATION = struct.Struct("<Iii")
 SMALL = 64 << 10  # bytes of the staging buffer that always stays
 CHUNK = 64 << 20  # most bytes in flight of one read
+MAX_NOTED = 1 << 16  # names of dispatches kept between two checks of the status words
 
 
 class Status:
@@ -36,6 +37,8 @@ class Status:
     def number(self, op_name: str, site: Any, keep: bool = False) -> int:
         """A number for one dispatch (or for one that will be replayed), to be found in the status words."""
         self._last = self._last % 0x7FFFFFFF + 1
+        if len(self.noted) >= MAX_NOTED:
+            self.noted.pop(next(iter(self.noted)), None)
         (self.kept if keep else self.noted)[self._last] = (op_name, site)
         return self._last
 
@@ -68,8 +71,10 @@ class Transfer:
             view, size = memoryview(bytes(view) + bytes(-size % 4)), size + -size % 4
         self._check_range(buffer, offset, size, "upload")
         device, recorder = self.device, self.device.recorder
+        if len(recorder.tokens) > MAX_TOKENS:
+            recorder.throttle()
         if buffer.epoch == recorder.epoch:
-            recorder._flush_quietly()
+            recorder._flush()
         for start in range(0, size, MAX_UPLOAD):
             part = view[start : start + MAX_UPLOAD]
             try:
@@ -78,7 +83,7 @@ class Transfer:
                 raise device.translate(error, f"uploading {size} bytes", None) from error
             recorder.uploaded += len(part)
             if recorder.uploaded >= MAX_UPLOAD:
-                recorder._flush_quietly()
+                recorder._flush()
         device.counters.uploads += 1
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> memoryview:
@@ -119,6 +124,8 @@ class Transfer:
     def _check_range(self, buffer: Buffer, offset: int, size: int, what: str) -> None:
         if buffer.handle is None:
             raise DeviceError(f"{what} of a destroyed buffer")
+        if buffer.shared is not None and (taken := self.device.unusable().get(buffer)) is not None:
+            raise DeviceError(f"{what} of a buffer that its owner {taken}")
         if offset < 0 or offset % 4 or offset + size > buffer.size:
             raise DeviceError(f"{what} of bytes {offset}..{offset + size} of a buffer of {buffer.size} bytes (offsets are multiples of 4)")
 

@@ -16,11 +16,21 @@ _MODULES = {
     "Pointwise": "pointwise",
     "Chain": "pointwise",
     "Reduce": "reduce",
+    "Scan": "scan",
     "Row": "row",
     "Matmul": "matmul",
     "Update": "update",
 }
-_NAMED = {"cat": "move", "pad": "move", "index_select": "index", "gather": "index", "segment_sum": "index", "sort": "index"}
+_NAMED = {
+    "tensor_norms": "norms",
+    "cat": "move",
+    "pad": "move",
+    "index_select": "index",
+    "gather": "index",
+    "segment_sum": "index",
+    "sort": "sort_rows",
+    "searchsorted": "sort_search",
+}
 
 
 def lower(call: Call, profile: Profile) -> Lowered:

@@ -48,13 +48,13 @@ class Monoid:
 _NAN = "(bitcast<u32>({}) & 0x7fffffffu) > 0x7f800000u"
 _ZERO = {"f32": "0.0", "i32": "0i", "u32": "0u"}
 _ONE = {"f32": "1.0", "i32": "1i", "u32": "1u"}
-_LOWEST = {"f32": "-inf()", "i32": "(-2147483647i - 1i)", "u32": "0u"}
-_HIGHEST = {"f32": "inf()", "i32": "2147483647i", "u32": "0xffffffffu"}
+LOWEST = {"f32": "-inf()", "i32": "(-2147483647i - 1i)", "u32": "0u"}
+HIGHEST = {"f32": "inf()", "i32": "2147483647i", "u32": "0xffffffffu"}
 
 
 def extremum(kind: str, type_: str) -> Monoid:
     """'max' or 'min' of f32 (NaN wins), i32 or u32."""
-    identity = (_LOWEST if kind == "max" else _HIGHEST)[type_]
+    identity = (LOWEST if kind == "max" else HIGHEST)[type_]
     builtin = "" if type_ == "f32" else f"subgroup{kind.capitalize()}"
     sign = ">" if kind == "max" else "<"
     merge = f"select(b, a, a {sign} b || ({_NAN.format('a')}))" if type_ == "f32" else f"{kind}(a, b)"

@@ -1,8 +1,9 @@
-"""segment_sum: sums of rows that share an index; the gradient of embedding and index_select.
+"""Rows that share an index brought together: segment_sum (the gradient of embedding and index_select) and the scatter family.
 
-In: a Call with values [T, D] and indices [T]. Out: launches that sort the indices (sort.py), clear the output, sum runs
-of equal indices within blocks of tokens, and join the runs that cross blocks. A block has about sqrt(T) tokens, so one
-index that owns every token costs 2*sqrt(T) additions in a row, not T. Deterministic: no atomics on the sums.
+In: a Call with values [T, D] and indices [T], perhaps after a base [S, D]. Out: launches that sort the indices (sort.py),
+clear the output or copy the base to it, combine runs of equal indices within blocks of tokens, and join the runs that cross
+blocks. A block has about sqrt(T) tokens, so one index that owns every token costs 2*sqrt(T) steps in a row, not T.
+Deterministic: no atomics, and tokens of one index are taken in their order ('last' keeps the last of them).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..storage import Layout, padded_bytes
 from . import sort
 from . import template as T
 from .kernel import STATUS, TEMP, Call, Kernel, Launch, Lowered, Profile
-from .move import contiguous
+from .monoid import HIGHEST, LOWEST
+from .move import contiguous, copies
 from .operand import Operand, bind, declare, stride_over
 
 
@@ -31,6 +33,8 @@ class SegmentForm:
     width: int
     accumulator: str  # WGSL type
     unroll: int  # tokens loaded at a time: GPUs wait for loads
+    combine: str = "sum"  # sum, prod, max, min (NaN wins) or last
+    include: bool = False  # the base counts as one more value
 
     def fields(self) -> list[str]:
         """Parameter names, in the order of `_Segments.words`."""
@@ -44,6 +48,7 @@ class _Segments:
     call: Call
     profile: Profile
     values: Layout
+    base: Layout | None
     number: int  # binding number of the values
     rows: int  # stride of a token's row
     step: int  # stride of a column
@@ -55,7 +60,12 @@ class _Segments:
 
     @property
     def accumulator(self) -> DType:
-        return dtype({"f32": "float32", "i32": "int32", "u32": "uint32"}[self.values.dtype.value])
+        return dtype({"f32": "float32", "i32": "int32", "u32": "uint32", "bool": "uint32"}[self.values.dtype.value])
+
+    @property
+    def target(self) -> int:
+        """Binding number of the output."""
+        return len(self.call.inputs)
 
     @property
     def block(self) -> int:
@@ -69,8 +79,9 @@ class _Segments:
 
 
 def lower(call: Call, profile: Profile) -> Lowered:
-    """Launches for segment_sum."""
-    values, index = call.inputs[0], call.inputs[1]
+    """Launches for segment_sum, segment_add, segment_put and segment_reduce."""
+    first = int(call.names[0] == "base")
+    base, values, index = (call.inputs[0] if first else None), call.inputs[first], call.inputs[first + 1]
     assert values is not None
     assert index is not None
     out, size, count = call.outputs[0], call.attrs["size"], index.numel
@@ -82,18 +93,19 @@ def lower(call: Call, profile: Profile) -> Lowered:
     columns = numel(values.shape[rank:])
     temps: list[int] = []
     before: list[Launch] = []
-    number = 0
+    number = first
     rows, step = stride_over(values.shape[:rank], values.strides[:rank]), stride_over(values.shape[rank:], values.strides[rank:])
     if (rows is None or step is None) and values.numel:
-        launch, nbytes = contiguous(values, 0, 0, profile)
+        launch, nbytes = contiguous(values, first, 0, profile)
         before, temps, number, values = [launch], [nbytes], TEMP(0), Layout(values.dtype, values.shape)
         rows, step = columns, 1
     rows, step = rows or 0, step or 0
-    wide = step == 1 and not (columns | rows | values.offset | out.offset) & 3 and not (call.alias and len({*call.alias}) < 3)
-    found = _Segments(call, profile, values, number, rows, step, columns, count, size, 4 if wide else 1, ())
+    shared = bool(call.alias) and len({call.alias[first], call.alias[first + 1], call.alias[-1]}) < 3
+    wide = step == 1 and not (columns | rows | values.offset | out.offset) & 3 and not shared
+    found = _Segments(call, profile, values, base, number, rows, step, columns, count, size, 4 if wide else 1, ())
     if count == 0 or columns == 0:
         return Lowered(tuple(_clear(found)) if out.numel else ())
-    more, temps, keys, positions = _sorted(found, index, temps)
+    more, temps, keys, positions = _sorted(found, index, first + 1, temps)
     partial = len(temps)
     temps.append(2 * padded_bytes(found.blocks * columns, found.accumulator))
     found = replace(found, temps=(keys, positions, TEMP(partial)))
@@ -101,13 +113,13 @@ def lower(call: Call, profile: Profile) -> Lowered:
     return Lowered((*before, *more, *_clear(found), *sums), tuple(temps))
 
 
-def _sorted(found: _Segments, index: Layout, temps: list[int]) -> tuple[list[Launch], list[int], int, int]:
+def _sorted(found: _Segments, index: Layout, number: int, temps: list[int]) -> tuple[list[Launch], list[int], int, int]:
     """Launches that make and sort the keys, all temporaries, and the bindings of sorted keys and positions."""
     before: list[Launch] = []
-    number, temps = 1, list(temps)
+    temps = list(temps)
     stride = stride_over(index.shape, index.strides)
     if stride is None:
-        launch, nbytes = contiguous(index, 1, len(temps), found.profile)
+        launch, nbytes = contiguous(index, number, len(temps), found.profile)
         before, number, index, stride = [launch], TEMP(len(temps)), Layout(index.dtype, index.shape), 1
         temps.append(nbytes)
     bits = found.size.bit_length()  # the size itself is the key of what does not count
@@ -177,12 +189,16 @@ def _bound_out(found: _Segments, low: int, high: int) -> Layout:
 
 
 def _clear(found: _Segments) -> list[Launch]:
-    """Launches that write zeros to the whole output."""
+    """Launches that write zeros, or the base, to the whole output; none where it lies there already."""
+    call, base = found.call, found.base
+    if base is not None:
+        there = bool(call.alias) and call.alias[0] == call.alias[-1] and base == call.outputs[0]
+        return [] if there else list(copies(base, call.outputs[0], (0, found.target), found.profile))
     made = []
     for rows in _windows(found):
         out = _bound_out(found, *rows)
         operand = Operand("out", out.dtype, write=True, width=found.width)
-        made.append(_launch(found, "clear", [(operand, 2, out)], rows, out.numel // found.width))
+        made.append(_launch(found, "clear", [(operand, found.target, out)], rows, out.numel // found.width))
     return made
 
 
@@ -190,7 +206,8 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
     """Launches that sum rows [low, high) of the output."""
     keys, positions, partial = found.temps
     padded = Layout(uint32, (found.count,))
-    out = (Operand("out", found.call.outputs[0].dtype, write=True, width=found.width), 2, _bound_out(found, low, high))
+    operand = Operand("out", found.call.outputs[0].dtype, found.accumulator, write=True, width=found.width)
+    out = (operand, found.target, _bound_out(found, low, high))
     kept = Layout(found.accumulator, (2 * found.blocks * found.columns,))
     total = found.blocks * (found.columns // found.width)
     sorted_keys = (Operand("keys", uint32), keys, padded)
@@ -206,7 +223,10 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
 
 def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout]], rows: tuple[int, int], total: int) -> Launch:
     bound = bind(items, found.call.alias, found.profile, found.call.op.name)
-    form = SegmentForm(stage, bound.operands, bound.access, found.width, found.accumulator.value, 1 if found.profile.family == "cpu" else 4)
+    unroll = 1 if found.profile.family == "cpu" else 4
+    combine, include = ("sum", False) if stage == "clear" else _combination(found.call)
+    value = found.accumulator.value
+    form = SegmentForm(stage, bound.operands, bound.access, found.width, value, unroll, combine, include)
     kernel = Kernel(("segment", form), lambda profile: _source(form, profile), form.access, found.call.op.name, trusted=True)
     shift = {o.name: s for o, s in zip(bound.operands, bound.shifts, strict=True)}
     low, high = rows
@@ -219,16 +239,21 @@ def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout
     return Launch(kernel, bound.numbers, T.grid(-(-total // each)), T.pack(words), (), bound.ranges)
 
 
+def _combination(call: Call) -> tuple[str, bool]:
+    """How values are combined, and whether the base counts: attributes of the call, or options of the row."""
+    options = getattr(call.op.archetype, "options", {})
+    combine = call.attrs.get("combine", options.get("combine", "sum"))
+    return str(combine), bool(call.attrs.get("include", options.get("include", False)))
+
+
 def _source(form: SegmentForm, profile: Profile) -> str:
     named = {o.name: o for o in form.operands}
     out = named["out"]
     vector = form.accumulator if form.width == 1 else f"vec4<{form.accumulator}>"
-    store = out.put(
-        "p.out_at + (key - p.low) * p.columns + column", form.accumulator, [f"sum.{c}" for c in T.LANES] if form.width == 4 else ["sum"]
-    )
-    code = "fn in_window(key: u32) -> bool { return key >= p.low && key < p.high; }\n"
+    code = _combining(form, vector)
+    code += "fn in_window(key: u32) -> bool { return key >= p.low && key < p.high; }\n"
     if form.stage != "clear":
-        code += f"fn give(key: u32, column: u32, sum: {vector}) {{ if (in_window(key)) {{ {store} }} }}\n"
+        code += _give(form, out, vector)
     if form.stage == "clear":
         code += T.entry(profile) + _clear_body(out) + "}\n"
     else:
@@ -236,6 +261,29 @@ def _source(form: SegmentForm, profile: Profile) -> str:
         code += (_blocks_body(named, vector, form.unroll) if form.stage == "blocks" else _join_body(named)) + "}\n"
     front = T.header(profile, (o.dtype for o in form.operands), bool(T.lanes(profile))) + declare(form.operands, form.access)
     return front + T.uniform(len(form.access), form.fields()) + T.prelude(code) + code
+
+
+def _combining(form: SegmentForm, vector: str) -> str:
+    """The functions `nothing`, where a run starts, and `combine`."""
+    of = form.accumulator
+    identity = {"sum": "", "last": "", "prod": f"{of}(1)", "max": LOWEST[of], "min": HIGHEST[of]}[form.combine]
+    merged = {"sum": "a + b", "last": "b", "prod": "a * b"}.get(form.combine, f"{form.combine}(a, b)")
+    if form.combine in ("max", "min") and of == "f32":
+        parts = [""] if form.width == 1 else [f".{c}" for c in T.LANES]
+        merged = f"{vector}({', '.join(f'nan_{form.combine}(a{c}, b{c})' for c in parts)})"
+    code = f"fn nothing() -> {vector} {{ return {vector}({identity}); }}\n"
+    return code + f"fn combine(a: {vector}, b: {vector}) -> {vector} {{ return {merged}; }}\n"
+
+
+def _give(form: SegmentForm, out: Operand, vector: str) -> str:
+    """The function that stores what a run came to, after the base that lies there where it counts."""
+    at = "p.out_at + (key - p.low) * p.columns + column"
+    lanes = range(form.width)
+    held = [out.part(out.entry(at), i) for i in lanes]
+    value = f"combine({held[0] if form.width == 1 else f'{vector}({chr(44).join(held)})'}, sum)" if form.include else "sum"
+    parts = ["value"] if form.width == 1 else [f"value.{T.LANES[i]}" for i in lanes]
+    body = f"let value = {value}; {out.put(at, form.accumulator, parts)}"
+    return f"fn give(key: u32, column: u32, sum: {vector}) {{ if (in_window(key)) {{ {body} }} }}\n"
 
 
 def _clear_body(out: Operand) -> str:
@@ -255,7 +303,7 @@ def _blocks_body(named: dict[str, Operand], vector: str, unroll: int) -> str:
     """
     keys, partial = named["keys"], named["partial"]
     loads = "".join(_token(named, vector, u) for u in range(unroll))
-    steps = "".join(f"  {f'if (t + {u}u < end) ' if u else ''}{{ {_take(partial, vector, u)} }}\n" for u in range(unroll))
+    steps = "".join(f"  {f'if (t + {u}u < end) ' if u else ''}{{ {_take(partial, u)} }}\n" for u in range(unroll))
     return f"""let block = id / p.columns;
 let column = id - block * p.columns;
 let start = block * p.block;
@@ -263,7 +311,7 @@ let end = min(p.count, start + p.block);
 var key = {keys.entry("start")};
 var begun = false;
 if (start > 0u) {{ begun = {keys.entry("start - 1u")} == key; }}
-var sum = {vector}();
+var sum = nothing();
 for (var t = start; t < end; t = t + {unroll}u) {{
 {loads}{steps}}}
 var goes_on = false;
@@ -283,14 +331,18 @@ def _token(named: dict[str, Operand], vector: str, u: int) -> str:
     return f"  let at{u} = {at}; let k{u} = {keys.entry(f'at{u}')}; let row{u} = {values.entry(row)}; let value{u} = {value};\n"
 
 
-def _take(partial: Operand, vector: str, u: int) -> str:
+def _take(partial: Operand, u: int) -> str:
     """Take in token t + u, after settling the run that it ends."""
     settle = f"if (begun) {{ {partial.entry('id')} = sum; }} else {{ give(key, column, sum); }}"
-    return f"if (k{u} != key) {{ {settle} key = k{u}; begun = false; sum = {vector}(); }} sum = sum + value{u};"
+    return f"if (k{u} != key) {{ {settle} key = k{u}; begun = false; sum = nothing(); }} sum = combine(sum, value{u});"
 
 
 def _join_body(named: dict[str, Operand]) -> str:
-    """The block in which a run begins adds up its tail and the heads of the blocks it goes on in."""
+    """The block in which a run begins combines its tail and the heads of the blocks it goes on in.
+
+    Invocations leave the loop at different turns and store before they do: lavapipe (Mesa 22.3) may go on computing what is used
+    after a loop for those that left it.
+    """
     keys, partial = named["keys"], named["partial"]
     return f"""let block = id / p.columns;
 let column = id - block * p.columns;
@@ -304,10 +356,10 @@ var sum = {partial.entry("p.tails + id")};
 var at = id;
 loop {{
   at = at + p.columns;
-  sum = sum + {partial.entry("at")};
+  sum = combine(sum, {partial.entry("at")});
   end = min(p.count, end + p.block);
-  if (end == p.count) {{ break; }}
-  if ({keys.entry("end")} != key) {{ break; }}
+  var done = end == p.count;
+  if (!done) {{ done = {keys.entry("end")} != key; }}
+  if (done) {{ give(key, column, sum); break; }}
 }}
-give(key, column, sum);
 """

@@ -321,8 +321,9 @@ def _atom_type(token: str, types: Mapping[str, str]) -> str:
 
 @cache
 def _prelude() -> dict[str, str]:
-    """Function name -> source text, in file order."""
-    text = re.sub(r"^\s*//.*\n", "", (files(__package__) / "wgsl" / "prelude.wgsl").read_text(), flags=re.MULTILINE)
+    """Function name -> source text of both files of functions, in order."""
+    written = "".join((files(__package__) / "wgsl" / name).read_text() for name in ("prelude.wgsl", "special.wgsl"))
+    text = re.sub(r"^\s*//.*\n", "", written, flags=re.MULTILINE)
     sources = re.split(r"^(?=fn )", text, flags=re.MULTILINE)[1:]
     return {source[3 : source.index("(")]: source.rstrip() + "\n" for source in sources}
 
@@ -346,7 +347,7 @@ def _needed(called: frozenset[str]) -> str:
 
 
 def prelude(code: str) -> str:
-    """The functions of wgsl/prelude.wgsl that `code` calls, and those they call."""
+    """The functions of wgsl/prelude.wgsl and wgsl/special.wgsl that `code` calls, and those they call."""
     return _needed(frozenset(_CALLED.findall(code)))
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import IO, Any
 
 from ..serialization import load as _load
+from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .safetensors import load_safetensors, save_safetensors
 
 
@@ -25,4 +26,4 @@ class _CallableModule(ModuleType):
 
 sys.modules[__name__].__class__ = _CallableModule
 
-__all__ = ["load_safetensors", "save_safetensors"]
+__all__ = ["Checkpoint", "load_checkpoint", "load_safetensors", "save_checkpoint", "save_safetensors"]

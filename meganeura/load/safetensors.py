@@ -23,8 +23,17 @@ _DTYPES: dict[str, tuple[str, DType]] = {  # safetensors' name -> (numpy type of
     "I64": ("<i8", int64), "I32": ("<i4", int32), "I16": ("<i2", int32), "I8": ("<i1", int8),
     "U32": ("<u4", uint32), "U16": ("<u2", int32), "U8": ("<u1", uint8), "BOOL": ("?", bool_),
 }  # fmt: skip
-_SAVED = {float32: "float32", float16: "float16", bfloat16: "bfloat16", int64: "int64", int32: "int32", int8: "int8", uint32: "uint32",
-          uint8: "uint8", bool_: "bool"}  # fmt: skip
+_SAVED = {
+    float32: "F32",
+    float16: "F16",
+    bfloat16: "BF16",
+    int64: "I64",
+    int32: "I32",
+    int8: "I8",
+    uint32: "U32",
+    uint8: "U8",
+    bool_: "BOOL",
+}
 
 
 class Entry(NamedTuple):
@@ -36,24 +45,51 @@ class Entry(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def logical(self) -> DType:
+        """The dtype of the tensor it becomes here."""
+        return _DTYPES[self.dtype][1]
+
+
+class Stored(NamedTuple):
+    """A tensor as a file holds it: contiguous values, dtype, that by safetensors' name, shape."""
+
+    array: Array
+    dtype: DType
+    kind: str
+    shape: tuple[int, ...]
+
+    def raw(self) -> memoryview:
+        """Its bytes."""
+        return self.array.reshape(-1).view(np.uint8).data
+
 
 def save_safetensors(tensors: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors (or arrays) by name, with text metadata. Atomic: on any error the file at `path` is what it was."""
-    import safetensors
-
-    kept: list[Array] = []  # the specs below hold addresses only
-    specs = {}
-    for name, value in tensors.items():
-        array, kind = _stored(name, value)
-        kept.append(array)
-        shape = tuple(np.shape(value)) if not isinstance(value, Tensor) else value.shape
-        specs[name] = safetensors.TensorSpec(dtype=kind, shape=shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
-    with replacing(path) as temporary:
-        safetensors.serialize_file(specs, str(temporary), dict(metadata) if metadata else None)
+    write_stored({name: stored(name, value) for name, value in tensors.items()}, path, metadata)
 
 
-def _stored(name: str, value: Any) -> tuple[Array, str]:
-    """The bytes of a value as a contiguous array, and safetensors' name of the dtype."""
+def write_stored(values: Mapping[str, Stored], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors that are on the host already.
+
+    Written here, because the package's own writer leaves files behind under names of its own when it is killed.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    order = sorted(values, key=lambda n: (-values[n].array.itemsize, n))  # so that every tensor is aligned
+    end = 0
+    for name in order:
+        v = values[name]
+        header[name] = {"dtype": v.kind, "shape": list(v.shape), "data_offsets": [end, end := end + v.array.nbytes]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            file.write(values[name].raw())
+
+
+def stored(name: str, value: Any) -> Stored:
+    """A Tensor, array or nested list as a file holds it. Tensors are read from the device."""
     try:
         array = as_array(value)
     except TypeError as e:
@@ -67,7 +103,8 @@ def _stored(name: str, value: Any) -> tuple[Array, str]:
         array = array.astype(kind.numpy)
     else:
         raise LoadError(f"tensor {name!r} cannot be saved: numpy dtype {array.dtype}")
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")), _SAVED[kind]
+    shape = value.shape if isinstance(value, Tensor) else array.shape
+    return Stored(np.ascontiguousarray(array, array.dtype.newbyteorder("<")), kind, _SAVED[kind], tuple(shape))
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..ops.alias import ALIASES
 from ..ops.table import COMPOSITES, REGISTRY
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    found: Any = COMPOSITES.get(name)
+    found: Any = COMPOSITES.get(ALIASES.get(name, name))
     if found is None:
-        found = REGISTRY.get(name)
+        found = REGISTRY.get(ALIASES.get(name, name))
     if found is None or not getattr(found, "public", True):
         raise AttributeError(f"module {__name__!r} has no function {name!r}")
     return found  # type: ignore[no-any-return]

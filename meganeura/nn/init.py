@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..dispatch import no_grad
 from ..dtype import float32
 from ..errors import ShapeError
+from ..ops.factory import eye
 from ..provenance import site
 from ..random import Generator, default_generator
 from ..shape import numel
@@ -134,3 +135,32 @@ def _truncated(rng: np.random.Generator, count: int, mean: float, std: float, a:
         out[filled : filled + len(x)] = x
         filled += len(x)
     return out
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """The identity matrix; more rows or columns are zero. [n, m]."""
+    if tensor.ndim != 2:
+        raise ShapeError(f"eye_ needs 2 dimensions, got shape {list(tensor.shape)}\n  at {site()}")
+    with no_grad():
+        tensor.copy_(eye(tensor.shape[0], tensor.shape[1]).to(tensor.dtype))
+    return tensor
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Orthonormal rows (columns, if there are more rows), times gain, of the matrix [out, in * kernel]. Drawn on the host.
+
+    Source: arXiv:1312.6120; the signs of R's diagonal make the distribution uniform (Mezzadri 2007).
+    """
+    if tensor.ndim < 2:
+        raise ShapeError(f"orthogonal_ needs at least 2 dimensions, got shape {list(tensor.shape)}\n  at {site()}")
+    if tensor.numel() == 0:
+        return tensor
+    rows = tensor.shape[0]
+    columns = tensor.numel() // rows
+    rng = np.random.default_rng((generator or default_generator).reserve(tensor.numel()))
+    q, r = np.linalg.qr(rng.normal(size=(max(rows, columns), min(rows, columns))))
+    q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
+    values = np.ascontiguousarray(q.T if rows < columns else q) * gain
+    with no_grad():
+        tensor.copy_(upload(values.astype(np.float32).reshape(tensor.shape), float32))
+    return tensor

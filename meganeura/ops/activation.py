@@ -10,8 +10,7 @@ from ..dtype import dtype as as_dtype
 from ..errors import DTypeError, ShapeError
 from ..provenance import site
 from ..shape import Shape, normalize_dim
-from . import creation, index, norm, pointwise
-from .factory import random_words
+from . import index, norm, pointwise
 from .table import composite
 from .views import located, reshape
 
@@ -25,14 +24,6 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         raise DTypeError(f"approximate must be 'none' or 'tanh', not {approximate!r}\n  at {site()}")
     return pointwise.gelu_erf(input) if approximate == "none" else pointwise.gelu_tanh(input)  # type: ignore[no-any-return]
-
-
-@composite(method=False)
-def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """log(1 + exp(beta * input)) / beta; the identity above the threshold. [*] -> [*]."""
-    if beta == 1.0:
-        return pointwise.softplus(input)  # type: ignore[no-any-return]
-    return pointwise.softplus(input * beta) / beta  # type: ignore[no-any-return]
 
 
 @composite
@@ -72,18 +63,6 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None,
     dims = _trailing(input, normalized_shape, "rms_norm", weight)
     eps = float(np.finfo(np.float16 if input.dtype.name == "float16" else np.float32).eps) if eps is None else eps
     return norm.rms_norm_row(input, weight, dims, eps)[0]  # type: ignore[no-any-return]
-
-
-@composite(method=False)
-def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Zero each element with probability p and scale the rest by 1/(1-p), while training. [*] -> [*]."""
-    if not 0.0 <= p <= 1.0:
-        raise ShapeError(f"dropout probability must lie in [0, 1], got {p}\n  at {site()}")
-    if not training or p == 0.0:
-        return input
-    if p == 1.0:
-        return input * 0.0
-    return creation.drop(input, *random_words(input.numel(), None), p, 1.0 / (1.0 - p))  # type: ignore[no-any-return]
 
 
 @composite(method=False)

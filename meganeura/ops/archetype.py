@@ -64,6 +64,17 @@ class Reduce(Archetype):
 
 
 @dataclass(frozen=True)
+class Scan(Archetype):
+    """Inclusive scan along attrs['dim']; from the last element where attrs has a true 'reverse'. kind: sum prod max min logsumexp.
+
+    max and min have two outputs, values and int64 places: the last place of equal values, and NaN beats all, as in PyTorch.
+    Accumulation is f32 for floats, i32 or u32 otherwise, in the first output's dtype.
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class Stage:
     """A value a row. kind: 'sum' or 'max' of expr over the row, named `name`; 'softmax' gives {name}_max and
     {name}_sum (the sum of exp(expr - max)) in one go; 'moments' gives {name}_mean and {name}_var (population);
@@ -112,11 +123,14 @@ class Update(Archetype):
     """An in-place update of many parameters at once. Each role is a list of k tensors, passed as k inputs in a row,
     role after role; segment i updates with the i-th tensor of every role. Statements as in Chain; `writes` maps a role
     to the statement name stored into it. The call's outputs are the written roles' tensors, in the order of `roles`,
-    aliasing the inputs. Elements of a segment are walked in the tensors' shared shape."""
+    aliasing the inputs. Elements of a segment are walked in the tensors' shared shape.
+    `values` are tensors after the roles that give one number a segment [k], or one for all []; they must not share
+    memory with what is written."""
 
     roles: tuple[str, ...]
     statements: tuple[tuple[str, str, str], ...]
     writes: Mapping[str, str]
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from .. import dispatch
 from ..dtype import dtype as as_dtype
 from ..errors import DTypeError, ShapeError
@@ -12,6 +14,7 @@ from ..provenance import site
 from . import creation, index, pointwise, reduce
 from .factory import representable, tensor
 from .infer import common_dtype
+from .inplace import inplace
 from .table import composite
 from .views import expand, squeeze
 
@@ -110,6 +113,8 @@ def _scaled(input: Any, other: Any, alpha: Any) -> Any:
     """alpha * other in the dtype of the result, which alpha does not decide."""
     if alpha.__class__ is int and alpha == 1:
         return other
+    if not isinstance(alpha, (int, float, np.number)):
+        raise DTypeError(f"alpha must be a number, got {alpha!r} ({type(alpha).__name__})\n  at {site()}")
     kind = common_dtype([getattr(x, "layout", x) for x in (input, other)])
     if isinstance(alpha, bool) and kind.kind != "b":
         raise DTypeError(f"alpha must be a number for a {kind.name} result, got {alpha}\n  at {site()}")
@@ -183,12 +188,19 @@ def _power(input: Any, exponent: Any) -> Any:
     return exponent
 
 
+# Powers that PyTorch computes another way: cheaper, and NaN for the roots of -inf.
+_POWERS: dict[Any, Any] = {0.5: pointwise.sqrt, -0.5: pointwise.rsqrt, 2: lambda x: pointwise.mul(x, x)}
+
+
 @composite
 def pow(input: Any, exponent: Any) -> Tensor:
     """input to the power exponent; 0**0 is 1, a negative base with a fractional exponent NaN. [*], [*] -> [*]."""
+    if exponent.__class__ in (int, float) and exponent in _POWERS and _is_tensor(input) and input.is_floating_point():
+        return _POWERS[exponent](input)  # type: ignore[no-any-return]
     return pointwise.pow(input, _power(input, exponent))  # type: ignore[no-any-return]
 
 
+@inplace
 @composite
 def square(input: Tensor) -> Tensor:
     """input * input. [*] -> [*]."""
@@ -226,37 +238,22 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     return pointwise.where(mask, _filling(input, value), input)  # type: ignore[no-any-return]
 
 
-@composite
-def lerp(input: Tensor, end: Any, weight: Any) -> Tensor:
-    """input + weight * (end - input). [*] -> [*]."""
-    return input + (end - input) * weight  # type: ignore[no-any-return]
-
-
 # ---- reductions ----
 
 
 @composite
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Sum; integers add up in int64 (over int32 storage), float16 in float32. [*] -> [*]."""
-    return reduce.sum(input if dtype is None else input.to(as_dtype(dtype)), dim, keepdim)  # type: ignore[no-any-return]
+    if dtype is None:
+        return reduce.sum(input, dim, keepdim)  # type: ignore[no-any-return]
+    kind = as_dtype(dtype)
+    return reduce.sum(input.to(kind), dim, keepdim).to(kind)  # type: ignore[no-any-return]
 
 
 @composite
 def mean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Mean of floating point values; NaN of nothing. [*] -> [*]."""
     return reduce.mean(input if dtype is None else input.to(as_dtype(dtype)), dim, keepdim)  # type: ignore[no-any-return]
-
-
-@composite
-def var(input: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False, *, unbiased: bool | None = None) -> Tensor:
-    """Variance with n - correction in the denominator; unbiased=False is correction 0. [*] -> [*]."""
-    return reduce.var(input, dim, int(correction if unbiased is None else unbiased), keepdim)  # type: ignore[no-any-return]
-
-
-@composite
-def std(input: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False, *, unbiased: bool | None = None) -> Tensor:
-    """Square root of var; no gradient where it is 0. [*] -> [*]."""
-    return pointwise.deviation(var(input, dim, correction, keepdim, unbiased=unbiased))  # type: ignore[no-any-return]
 
 
 class Extreme(NamedTuple):

@@ -175,10 +175,17 @@ def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, device
     if end is None:
         start, end = 0, start
     start, end, step = (v.item() if isinstance(v, dispatch.hooks.tensor) else v for v in (start, end, step))
-    if step == 0 or (end - start) / step < 0:
-        raise ShapeError(f"arange({start}, {end}, {step}): the step must be nonzero and lead from start to end\n  at {site()}")
+    for v in (start, end, step):
+        if not isinstance(v, (int, float, np.number)):
+            raise TypeError(f"arange expects numbers, got {v!r} ({type(v).__name__})\n  at {site()}")
     numbers = int64 if all(isinstance(v, (int, np.integer)) for v in (start, end, step)) else float32
     kind = numbers if dtype is None else as_dtype(dtype)
+    if not all(math.isfinite(v) for v in (start, end, step)):
+        raise ShapeError(f"arange({start}, {end}, {step}) has no end\n  at {site()}")
+    if kind is int64:
+        start, end, step = int(start), int(end), int(step)  # before anything is counted, as in PyTorch for this dtype
+    if step == 0 or (end - start) / step < 0:
+        raise ShapeError(f"arange({start}, {end}, {step}): the step must be nonzero and lead from start to end\n  at {site()}")
     count = math.ceil((end - start) / step)
     if kind.kind in "iu":
         start, step = representable(start, kind), representable(step, int64)
@@ -190,7 +197,15 @@ def linspace(start: float, end: float, steps: int, dtype: Any = None, device: An
     """`steps` values from start to end, both included. -> [steps]."""
     if whole(steps, "steps") < 0:
         raise ShapeError(f"linspace needs steps >= 0, got {steps}\n  at {site()}")
-    return tensor(np.linspace(start, end, steps), dtype or float32, requires_grad=requires_grad)
+    return tensor(evenly(start, end, steps, as_dtype(dtype or float32)), dtype or float32, requires_grad=requires_grad)
+
+
+def evenly(start: Any, end: Any, steps: int, kind: DType) -> np.ndarray[Any, Any]:
+    """`steps` float64 numbers from start to end; both lose their fractions first for integer dtypes, as in PyTorch. [steps]"""
+    start, end = (v.item() if isinstance(v, dispatch.hooks.tensor) else v for v in (start, end))
+    if not kind.is_floating_point:
+        start, end = int(start), int(end)
+    return np.linspace(start, end, steps)
 
 
 def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
@@ -204,6 +219,8 @@ def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, req
 @composite
 def one_hot(input: Tensor, num_classes: int) -> Tensor:
     """int64 ones at the class indices. [*] -> [*, num_classes]."""
+    if input.dtype.kind not in "iu":
+        raise DTypeError(f"one_hot expects integers, got {input.layout}\n  at {site()}")
     return (input.unsqueeze(-1) == arange(num_classes)).to(int64)  # type: ignore[no-any-return]
 
 
@@ -280,12 +297,6 @@ def randint(
     shape = _shaped(size if isinstance(size, (tuple, list)) else (size,))
     drawn = creation.integer_bits(*random_words(numel(shape), generator), first, (end - first) & 0xFFFFFFFF, shape)
     return _leaf(drawn if kind is int64 else drawn.to(kind), requires_grad)
-
-
-@composite
-def bernoulli(input: Tensor, generator: Any = None) -> Tensor:
-    """1 with the probability given by each element, else 0. [*] -> [*]."""
-    return (rand(input.shape, generator=generator) < input).to(input.dtype)
 
 
 zeros_like, ones_like, full_like, rand_like, randn_like, empty_like = (_like(f) for f in (zeros, ones, full, rand, randn, empty))

@@ -158,6 +158,7 @@ def _unembed(grad: Any, input_meta: Layout, index: Any, padding_idx: int | None)
     samples=lambda: [Sample.of(_f32(5, 3), 0, np.array([4, 0, 0, 2]), None), Sample.of(_f32(6, 8), 0, np.array([1, 5, 1]), 1)],
     public=False,
     torch=None,
+    shown="embedding",
 )
 def embedding_rows(input: Tensor, dim: int, index: Tensor, padding_idx: int | None) -> Tensor:
     """Rows of a table by index; the row `padding_idx` gets no gradient. [V, D], [T] -> [T, D]."""

@@ -149,8 +149,9 @@ def _reduce(kind: Reduce, ins: Sequence[Any], attrs: dict[str, Any]) -> Inferred
 def _row(kind: Row, ins: Sequence[Any], attrs: dict[str, Any], args: Mapping[str, Any]) -> Inferred:
     x: Layout = args[kind.full[0]]
     dims = normalize_dims(attrs.get("dim"), len(x.shape))
-    if not x.dtype.is_floating_point:
-        raise DTypeError(f"expected a floating point tensor, got {x.dtype.name}{list(x.shape)}")
+    for v in (args[n] for n in (*kind.full, *kind.column) if args[n] is not None):
+        if not v.dtype.is_floating_point:
+            raise DTypeError(f"expected a floating point tensor, got {v.dtype.name}{list(v.shape)}; convert it with .float() first")
     kept = reduced_shape(x.shape, dims, False)
     absent = tuple(n for n in (*kind.full, *kind.defaults) if args.get(n) is None)
     outs = tuple(Spec(x.dtype, x.shape) for _ in kind.element) + tuple(Spec(float32, kept) for _ in kind.per_row)

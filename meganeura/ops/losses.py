@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..provenance import site
 from . import index, move, norm, pointwise
 from .activation import log_softmax
@@ -57,8 +57,13 @@ def cross_entropy(
         return _smoothed(loss, logp, target, weight, ignore_index, reduction, label_smoothing, dim)
     rows, _, kept = norm.cross_entropy_row(input, target, dim, ignore_index)
     if reduction == "mean":
-        return norm.ratio_row(reshape(rows, -1), reshape(kept, -1), 0)[0].to(input.dtype)  # type: ignore[no-any-return]
+        return _weighted_mean(rows, kept).to(input.dtype)
     return _reduced(rows.to(input.dtype), reduction)
+
+
+def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """sum(rows) / sum(weights), in one kernel. [*], [*] -> []."""
+    return norm.ratio_row(reshape(rows, -1), reshape(weights, -1), 0)[0]  # type: ignore[no-any-return]
 
 
 def _smoothed(
@@ -97,14 +102,19 @@ def _class_weights(weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 @composite(method=False)
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """Negative log likelihood from log probabilities. [N, C, *], [N, *] -> [] (or [N, *] for 'none')."""
+    if not input.is_floating_point():
+        raise DTypeError(f"nll_loss expects floating point log probabilities, got {input.layout}\n  at {site()}")
     dim = _classes(input, target)
-    kept = (target != ignore_index).to(input.dtype)
-    safe = pointwise.where(target == ignore_index, 0, target).to(target.dtype)
-    rows = -squeeze(index.gather(input, dim, unsqueeze(safe, dim)), dim) * kept
+    ignored = target == ignore_index
+    kept = pointwise.logical_not(ignored).to(input.dtype)
+    safe = pointwise.where(ignored, 0, target).to(target.dtype)
+    rows = pointwise.where(ignored, 0.0, -squeeze(index.gather(input, dim, unsqueeze(safe, dim)), dim))
     if weight is not None:
         scale = _class_weights(weight, target, ignore_index)
         rows, kept = rows * scale, kept * scale
-    return rows.sum() / kept.sum() if reduction == "mean" else _reduced(rows, reduction)
+    if reduction == "mean":
+        return _weighted_mean(rows, kept).to(input.dtype)
+    return _reduced(rows, reduction)
 
 
 @composite(method=False)

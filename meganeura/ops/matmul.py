@@ -47,6 +47,7 @@ def _product(a: Any, b: Any, like: Layout) -> Any:
     ],
     public=False,
     torch="matmul",
+    shown="matmul",
 )
 def batched_matmul(input: Tensor, other: Tensor) -> Tensor:
     """Batched matrix product, float32 accumulation; leading dimensions broadcast. [*, M, K], [*, K, N] -> [*, M, N]."""

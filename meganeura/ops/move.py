@@ -48,6 +48,7 @@ def _view(input: Layout, shape: Shape) -> Layout:
     ref=lambda input, shape: np.reshape(input, shape),
     grad={"input": lambda grad, input_meta: grad.reshape(input_meta.shape)},
     public=False,
+    shown="reshape",
 )
 def view_as_shape(input: Tensor, shape: Shape) -> Tensor:
     """Another shape over the same elements. [*] -> [shape]."""
@@ -72,6 +73,7 @@ def _expand(input: Layout, shape: Shape) -> Layout:
     ref=lambda input, shape: np.broadcast_to(input, shape),
     grad={"input": lambda grad, input_meta: grad.sum_to_size(input_meta.shape)},
     public=False,
+    shown="expand",
 )
 def expand_to(input: Tensor, shape: Shape) -> Tensor:
     """Repeat dimensions of size 1 without copying. [*] -> [shape]."""
@@ -95,6 +97,7 @@ def _inverse(dims: Shape) -> Shape:
     ref=lambda input, dims: np.transpose(input, dims),
     grad={"input": lambda grad, dims: permute_to(grad, _inverse(dims))},
     public=False,
+    shown="permute",
 )
 def permute_to(input: Tensor, dims: Shape) -> Tensor:
     """Dimensions in another order. [*] -> [* permuted]."""
@@ -149,7 +152,7 @@ def _unstrided(grad: Any, input_meta: Layout, size: Shape, stride: Shape, storag
     return embed(grad, input_meta.shape, stride, storage_offset - input_meta.offset)
 
 
-@op(View(), layout=_strided, grad={"input": _unstrided}, public=False)
+@op(View(), layout=_strided, grad={"input": _unstrided}, public=False, shown="as_strided")
 def strided(input: Tensor, size: Shape, stride: Shape, storage_offset: int) -> Tensor:
     """Any layout over the same storage, offset counted from the storage's start. [*] -> [size]."""
 
@@ -187,6 +190,7 @@ def _uncat(grad: Any, tensors_meta: Sequence[Layout], dim: int) -> Any:
     grad={"tensors": _uncat},
     method=False,
     public=False,
+    shown="cat",
 )
 def cat_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Join along a dimension. [*, n_i, *]... -> [*, sum n_i, *]."""
@@ -221,6 +225,7 @@ def _f32(*shape: int) -> Any:
     method=False,
     public=False,
     torch=None,
+    shown="pad",
 )
 def pad_constant(input: Tensor, pad: Sequence[tuple[int, int]], value: Scalar) -> Tensor:
     """A border of `value` around (negative amounts crop), (before, after) a dimension. [*] -> [* + before + after]."""

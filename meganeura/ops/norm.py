@@ -39,6 +39,7 @@ def softmax_backward(grad: Any, result: Any, dim: int) -> Any:
     grad={"input": lambda grad, result, dim: softmax_backward(grad, result, dim)},
     torch="softmax",
     public=False,
+    shown="softmax",
 )
 def softmax_row(input: Tensor, dim: int) -> Tensor:
     """exp(input) / sum(exp(input)) along dim. [*] -> [*]."""
@@ -67,6 +68,7 @@ def log_softmax_backward(grad: Any, result: Any, dim: int) -> Any:
     grad={"input": lambda grad, result, dim: log_softmax_backward(grad, result, dim)},
     torch="log_softmax",
     public=False,
+    shown="log_softmax",
 )
 def log_softmax_row(input: Tensor, dim: int) -> Tensor:
     """input - log(sum(exp(input))) along dim. [*] -> [*]."""
@@ -152,6 +154,7 @@ def _normalised(input: Any, mean: Any, rstd: Any, dim: Shape) -> Any:
     differentiable=(True, False, False),
     public=False,
     torch=None,
+    shown="layer_norm",
 )
 def layer_norm_row(input: Tensor, weight: Tensor | None, bias: Tensor | None, dim: Shape, eps: Scalar) -> Tensor:
     """Layer norm over `dim`, with the rows' mean and 1/std. [*, n], [n], [n] -> [*, n], [*], [*]. Source: arXiv:1607.06450."""
@@ -221,6 +224,7 @@ def _rms_norm_input(grad: Any, input: Any, weight: Any, result1: Any, dim: Shape
     differentiable=(True, False),
     public=False,
     torch=None,
+    shown="rms_norm",
 )
 def rms_norm_row(input: Tensor, weight: Tensor | None, dim: Shape, eps: Scalar) -> Tensor:
     """Root mean square norm over `dim`, with the rows' 1/rms. [*, n], [n] -> [*, n], [*]. Source: arXiv:1910.07467."""
@@ -295,6 +299,7 @@ def one_hot_like(input: Any, target: Any, dim: int) -> Any:
     static_index=False,
     public=False,
     torch=None,
+    shown="cross_entropy",
 )
 def cross_entropy_row(input: Tensor, target: Tensor, dim: int, ignore_index: IntScalar) -> Tensor:
     """-log softmax(input)[target] along dim (0 where the target is ignored), log sum exp, and 1 for kept rows, 0 for ignored ones.

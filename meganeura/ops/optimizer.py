@@ -1,4 +1,4 @@
-"""Optimizer steps: rows that update many parameters in place, in one dispatch; and the norm that clipping needs.
+"""Optimizer steps: rows that update many parameters in place, in one dispatch.
 
 Every number that may change from step to step (learning rate, bias corrections) is a scalar, computed on the host in
 double precision; what changes the statements (nesterov, amsgrad) is a row of its own. In these formulas `sign` is -1
@@ -8,14 +8,14 @@ to maximise, `l2` adds weight decay to the gradient, `decay` = 1 - lr * weight_d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dtype import float32
 from ..errors import DTypeError, ShapeError
 from ..storage import Layout
-from .archetype import Reduce, Update
+from .archetype import Update
 from .table import Inferred, Op, Sample, Scalar, Spec, op
 
 if TYPE_CHECKING:
@@ -29,29 +29,38 @@ SECOND = ("v", "f32", "{beta2} * {exp_avg_sqs} + {rest2} * {g} * {g}")
 STEP = "{d} - {step_size} * {m}"
 
 
-def _rule(**args: Any) -> Inferred:
+def _rule(written: tuple[str, ...], /, **args: Any) -> Inferred:
     """Outputs of an Update row: the written roles' tensors, role after role. Checks that roles match in number and shape."""
     lists = {n: v for n, v in args.items() if isinstance(v, tuple)}
-    params: tuple[Layout, ...] = lists["params"]
+    first = next(iter(lists))
+    params: tuple[Layout, ...] = lists[first]
     for role, layouts in lists.items():
         if len(layouts) != len(params):
-            raise ShapeError(f"{len(params)} params but {len(layouts)} {role}")
+            raise ShapeError(f"{len(params)} {first} but {len(layouts)} {role}")
         for i, (p, t) in enumerate(zip(params, layouts, strict=True)):
             if t.shape != p.shape:
-                raise ShapeError(f"{role}[{i}] has shape {list(t.shape)}, params[{i}] {list(p.shape)}")
+                raise ShapeError(f"{role}[{i}] has shape {list(t.shape)}, {first}[{i}] {list(p.shape)}")
             if not t.dtype.is_floating_point:
                 raise DTypeError(f"{role}[{i}] is {t.dtype.name}; optimizers update floating point tensors")
-    written = [role for role in lists if role != "grads"]
+    values = {n: v for n, v in args.items() if isinstance(v, Layout)}
+    for name, v in values.items():
+        if v.shape not in ((), (len(params),)) or not v.dtype.is_floating_point:
+            raise ShapeError(f"{name} must hold one floating point number, or {len(params)}: one for each of {first}; got {v}")
     outputs = tuple(Spec(t.dtype, t.shape) for role in written for t in lists[role])
-    return Inferred(outputs, tuple(t.dtype for layouts in lists.values() for t in layouts), {})
+    given = (*(t for layouts in lists.values() for t in layouts), *values.values())
+    return Inferred(outputs, tuple(t.dtype for t in given), {})
 
 
-def _each(segment: Callable[..., tuple[Array, ...]], roles: int) -> Callable[..., tuple[list[Array], ...]]:
-    """The numpy reference of a row from that of one segment: lists in, a list of new arrays a written role out."""
+def _each(segment: Callable[..., tuple[Array, ...]], roles: int, values: int = 0) -> Callable[..., tuple[list[Array], ...]]:
+    """The numpy reference of a row from that of one segment: lists (and values) in, a list of new arrays a written role out."""
 
     def ref(*args: Any, **kwargs: Any) -> tuple[list[Array], ...]:
         args = (*args, *kwargs.values())
-        rows = [segment(*arrays, *args[roles:]) for arrays in zip(*args[:roles], strict=True)]
+        numbers, scalars = args[roles : roles + values], args[roles + values :]
+        rows = [
+            segment(*arrays, *(v[i] if np.ndim(v) else v for v in numbers), *scalars)
+            for i, arrays in enumerate(zip(*args[:roles], strict=True))
+        ]
         return tuple(list(role) for role in zip(*rows, strict=True))
 
     return ref
@@ -71,8 +80,13 @@ def _samples(moments: int, *scalars: float) -> Callable[[], Sequence[Sample]]:
 
 
 def _update(roles: tuple[str, ...], writes: dict[str, str], *statements: tuple[str, str, str], **fields: Any) -> Callable[[Any], Op]:
-    archetype = Update(("params", "grads", *roles), statements, writes)
-    return op(archetype, rule=_rule, mutates=tuple(writes), public=False, method=False, torch=None, **fields)
+    return update(Update(("params", "grads", *roles), statements, writes), **fields)
+
+
+def update(archetype: Update, **fields: Any) -> Callable[[Any], Op]:
+    """The decorator of an Update row."""
+    written = tuple(archetype.writes)
+    return op(archetype, rule=partial(_rule, written), mutates=written, public=False, method=False, torch=None, **fields)
 
 
 # ---- SGD ---------------------------------------------------------------------------------------------------------
@@ -207,21 +221,275 @@ def laprop_update(
     """
 
 
-def _norm_rule(input: Layout) -> Inferred:
-    return Inferred((Spec(float32, ()),), (input.dtype,), {"dim": tuple(range(len(input.shape))), "keepdim": False})
+# ---- RMSprop -----------------------------------------------------------------------------------------------------
+
+SQUARE = ("v", "f32", "{alpha} * {square_avgs} + {rest} * {g} * {g}")
+CENTRE = ("a", "f32", "{grad_avgs} + {rest} * ({g} - {grad_avgs})")
+PLAIN = ("n", "f32", "{g} / (sqrt({v}) + {eps})")
+CENTRED = ("n", "f32", "{g} / (sqrt_({v} - {a} * {a}) + {eps})")
+HEAVY = ("b", "f32", "{momentum} * {momentum_buffers} + {n}")
+_RMS = (0.1, -1.0, 0.01, 0.9, 0.1, 1e-8)
 
 
-@op(
-    Reduce("sum", pre="{input} * {input}", post="sqrt({acc})"),
-    rule=_norm_rule,
-    ref=lambda input: np.sqrt(np.sum(np.square(input))),
-    grad={"input": lambda grad, input, result: input * (grad / result)},
-    samples=lambda: [Sample.of(np.linspace(-1.5, 2.0, n, dtype=np.float32).reshape(s)) for n, s in ((24, (2, 3, 4)), (7, (7,)), (1, ()))],
-    public=False,
-    torch=None,
-)
-def euclidean_norm(input: Tensor) -> Tensor:
-    """Square root of the sum of squares of all elements, in float32. [*] -> []."""
+def _rms(p: Array, g: Array, v: Array, lr: float, sign: float, l2: float, alpha: float, rest: float, eps: float) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    v = alpha * v + rest * g * g
+    return p - lr * (g / (np.sqrt(v) + eps)), v
+
+
+def _rms_momentum(
+    p: Array, g: Array, v: Array, b: Array, lr: float, sign: float, l2: float, alpha: float, rest: float, eps: float, momentum: float
+) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    v = alpha * v + rest * g * g
+    b = momentum * b + g / (np.sqrt(v) + eps)
+    return p - lr * b, v, b
+
+
+def _rms_centered(
+    p: Array, g: Array, v: Array, a: Array, lr: float, sign: float, l2: float, alpha: float, rest: float, eps: float
+) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    v = alpha * v + rest * g * g
+    a = a + rest * (g - a)
+    return p - lr * (g / (np.sqrt(v - a * a) + eps)), v, a
+
+
+def _rms_centered_momentum(
+    p: Array, g: Array, v: Array, a: Array, b: Array,
+    lr: float, sign: float, l2: float, alpha: float, rest: float, eps: float, momentum: float,
+) -> tuple[Array, ...]:  # fmt: skip
+    g = sign * g + l2 * p
+    v = alpha * v + rest * g * g
+    a = a + rest * (g - a)
+    b = momentum * b + g / (np.sqrt(v - a * a) + eps)
+    return p - lr * b, v, a, b
+
+
+def _centred_samples(moments: int, *scalars: float) -> Callable[[], Sequence[Sample]]:
+    """Samples in which the mean of squares exceeds the square of the mean, as it does for moments of real gradients."""
+
+    def make() -> Sequence[Sample]:
+        (sample,) = _samples(moments, *scalars)()
+        params, grads, squares, means, *rest = sample.args
+        return [Sample.of(params, grads, [v + a * a + np.float32(0.5) for v, a in zip(squares, means, strict=True)], means, *rest)]
+
+    return make
+
+
+@_update(
+    ("square_avgs",), {"params": "p", "square_avgs": "v"}, GRADIENT, SQUARE, PLAIN, ("p", "f32", "{params} - {lr} * {n}"),
+    ref=_each(_rms, 3), samples=_samples(1, *_RMS),
+)  # fmt: skip
+def rmsprop_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], square_avgs: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, l2: Scalar, alpha: Scalar, rest: Scalar, eps: Scalar,
+) -> Any:  # fmt: skip
+    """v = alpha * v + rest * g^2, p -= lr * g / (sqrt(v) + eps); rest = 1 - alpha."""
+
+
+@_update(
+    ("square_avgs", "momentum_buffers"), {"params": "p", "square_avgs": "v", "momentum_buffers": "b"}, GRADIENT, SQUARE, PLAIN, HEAVY,
+    ("p", "f32", "{params} - {lr} * {b}"), ref=_each(_rms_momentum, 4), samples=_samples(2, *_RMS, 0.9),
+)  # fmt: skip
+def rmsprop_momentum_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], square_avgs: Sequence[Tensor], momentum_buffers: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, l2: Scalar, alpha: Scalar, rest: Scalar, eps: Scalar, momentum: Scalar,
+) -> Any:  # fmt: skip
+    """rmsprop_update with b = momentum * b + g / (sqrt(v) + eps), p -= lr * b."""
+
+
+@_update(
+    ("square_avgs", "grad_avgs"), {"params": "p", "square_avgs": "v", "grad_avgs": "a"}, GRADIENT, SQUARE, CENTRE, CENTRED,
+    ("p", "f32", "{params} - {lr} * {n}"), ref=_each(_rms_centered, 4), samples=_centred_samples(2, *_RMS),
+)  # fmt: skip
+def rmsprop_centered_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], square_avgs: Sequence[Tensor], grad_avgs: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, l2: Scalar, alpha: Scalar, rest: Scalar, eps: Scalar,
+) -> Any:  # fmt: skip
+    """rmsprop_update with the variance of the gradient, v - a^2, in the place of v; a += rest * (g - a)."""
+
+
+@_update(
+    ("square_avgs", "grad_avgs", "momentum_buffers"),
+    {"params": "p", "square_avgs": "v", "grad_avgs": "a", "momentum_buffers": "b"}, GRADIENT, SQUARE, CENTRE, CENTRED, HEAVY,
+    ("p", "f32", "{params} - {lr} * {b}"), ref=_each(_rms_centered_momentum, 5), samples=_centred_samples(3, *_RMS, 0.9),
+)  # fmt: skip
+def rmsprop_centered_momentum_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], square_avgs: Sequence[Tensor], grad_avgs: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, l2: Scalar, alpha: Scalar, rest: Scalar, eps: Scalar, momentum: Scalar,
+) -> Any:  # fmt: skip
+    """rmsprop_centered_update with momentum."""
+
+
+# ---- Adagrad, Adadelta, Lion -------------------------------------------------------------------------------------
+
+
+def _adagrad(p: Array, g: Array, v: Array, lr: float, sign: float, l2: float, eps: float) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    v = v + g * g
+    return p - lr * (g / (np.sqrt(v) + eps)), v
+
+
+def _adadelta(
+    p: Array, g: Array, v: Array, u: Array, lr: float, sign: float, l2: float, rho: float, rest: float, eps: float
+) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    v = rho * v + rest * g * g
+    d = np.sqrt(u + eps) / np.sqrt(v + eps) * g
+    return p - lr * d, v, rho * u + rest * d * d
+
+
+def _lion(
+    p: Array, g: Array, m: Array, lr: float, sign: float, decay: float, beta1: float, rest1: float, beta2: float, rest2: float
+) -> tuple[Array, ...]:
+    g = sign * g
+    return decay * p - lr * np.sign(beta1 * m + rest1 * g), beta2 * m + rest2 * g
+
+
+@_update(
+    ("sums",), {"params": "p", "sums": "v"}, GRADIENT, ("v", "f32", "{sums} + {g} * {g}"),
+    ("p", "f32", "{params} - {lr} * ({g} / (sqrt({v}) + {eps}))"), ref=_each(_adagrad, 3), samples=_samples(1, 0.1, -1.0, 0.01, 1e-10),
+)  # fmt: skip
+def adagrad_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], sums: Sequence[Tensor], lr: Scalar, sign: Scalar, l2: Scalar, eps: Scalar
+) -> Any:
+    """v += g^2, p -= lr * g / (sqrt(v) + eps). Source: Duchi et al. 2011."""
+
+
+@_update(
+    ("square_avgs", "acc_deltas"), {"params": "p", "square_avgs": "v", "acc_deltas": "u"}, GRADIENT,
+    ("v", "f32", "{rho} * {square_avgs} + {rest} * {g} * {g}"), ("d", "f32", "sqrt({acc_deltas} + {eps}) / sqrt({v} + {eps}) * {g}"),
+    ("u", "f32", "{rho} * {acc_deltas} + {rest} * {d} * {d}"), ("p", "f32", "{params} - {lr} * {d}"),
+    ref=_each(_adadelta, 4), samples=_samples(2, 1.0, -1.0, 0.01, 0.9, 0.1, 1e-6),
+)  # fmt: skip
+def adadelta_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], square_avgs: Sequence[Tensor], acc_deltas: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, l2: Scalar, rho: Scalar, rest: Scalar, eps: Scalar,
+) -> Any:  # fmt: skip
+    """v = rho * v + rest * g^2, d = g * sqrt(u + eps) / sqrt(v + eps), u = rho * u + rest * d^2, p -= lr * d. Source: arXiv:1212.5701."""
+
+
+@_update(
+    ("exp_avgs",), {"params": "p", "exp_avgs": "m"}, ("g", "f32", "{sign} * {grads}"),
+    ("u", "f32", "{beta1} * {exp_avgs} + {rest1} * {g}"), ("m", "f32", "{beta2} * {exp_avgs} + {rest2} * {g}"),
+    ("p", "f32", "{decay} * {params} - {lr} * select(sign({u}), {u}, is_nan({u}))"),
+    ref=_each(_lion, 3), samples=_samples(1, 0.1, -1.0, 0.999, 0.9, 0.1, 0.99, 0.01),
+)  # fmt: skip
+def lion_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor],
+    lr: Scalar, sign: Scalar, decay: Scalar, beta1: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar,
+) -> Any:  # fmt: skip
+    """p = decay * p - lr * sign(beta1 * m + rest1 * g), m = beta2 * m + rest2 * g; NaN stays NaN. Source: arXiv:2302.06675."""
+
+
+# ---- further members of the Adam family --------------------------------------------------------------------------
+
+
+def _adamax(
+    p: Array, g: Array, m: Array, u: Array, step_size: float, sign: float, l2: float, rest1: float, beta2: float, eps: float
+) -> tuple[Array, ...]:
+    g = sign * g + l2 * p
+    m = m + rest1 * (g - m)
+    u = np.maximum(beta2 * u, np.abs(g) + eps)
+    return p - step_size * (m / u), m, u
+
+
+def _nadam(
+    p: Array, g: Array, m: Array, v: Array,
+    sign: float, l2: float, decay: float, rest1: float, beta2: float, rest2: float, now: float, before: float, scale: float, eps: float,
+) -> tuple[Array, ...]:  # fmt: skip
+    g = sign * g + l2 * p
+    m = m + rest1 * (g - m)
+    v = beta2 * v + rest2 * g * g
+    return decay * p - (now * g + before * m) / (np.sqrt(v) * scale + eps), m, v
+
+
+def _radam(
+    p: Array, g: Array, m: Array, v: Array,
+    sign: float, l2: float, decay: float, rest1: float, beta2: float, rest2: float, plain: float, rectified: float, eps: float,
+) -> tuple[Array, ...]:  # fmt: skip
+    g = sign * g + l2 * p
+    m = m + rest1 * (g - m)
+    v = beta2 * v + rest2 * g * g
+    return decay * p - m * (rectified / (np.sqrt(v) + eps) if rectified > 0 else plain), m, v
+
+
+@_update(
+    ("exp_avgs", "exp_infs"), {"params": "p", "exp_avgs": "m", "exp_infs": "u"}, GRADIENT, FIRST,
+    ("u", "f32", "nan_max({beta2} * {exp_infs}, abs({g}) + {eps})"), ("p", "f32", "{params} - {step_size} * ({m} / {u})"),
+    ref=_each(_adamax, 4), samples=_samples(2, 0.02, 1.0, 0.01, 0.1, 0.999, 1e-8),
+)  # fmt: skip
+def adamax_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_infs: Sequence[Tensor],
+    step_size: Scalar, sign: Scalar, l2: Scalar, rest1: Scalar, beta2: Scalar, eps: Scalar,
+) -> Any:  # fmt: skip
+    """m += rest1 * (g - m), u = max(beta2 * u, |g| + eps), p -= step_size * m / u; step_size = lr / (1 - beta1^t).
+
+    Source: arXiv:1412.6980.
+    """
+
+
+@_update(
+    ("exp_avgs", "exp_avg_sqs"), {"params": "p", "exp_avgs": "m", "exp_avg_sqs": "v"}, GRADIENT, DECAYED, FIRST, SECOND,
+    ("p", "f32", "{d} - ({now} * {g} + {before} * {m}) / (sqrt({v}) * {scale} + {eps})"),
+    ref=_each(_nadam, 4), samples=_samples(2, 1.0, 0.01, 0.999, 0.1, 0.999, 0.001, 0.02, 0.03, 2.0, 1e-8),
+)  # fmt: skip
+def nadam_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    sign: Scalar, l2: Scalar, decay: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar, now: Scalar, before: Scalar, scale: Scalar,
+    eps: Scalar,
+) -> Any:  # fmt: skip
+    """m and v as adam_update's, p = decay * p - (now * g + before * m) / (sqrt(v) * scale + eps).
+
+    now = lr * (1 - mu_t) / (1 - mu_1 ... mu_t), before = lr * mu_t+1 / (1 - mu_1 ... mu_t+1), scale = 1 / sqrt(1 - beta2^t).
+    Source: Dozat 2016, Incorporating Nesterov Momentum into Adam.
+    """
+
+
+@_update(
+    ("exp_avgs", "exp_avg_sqs"), {"params": "p", "exp_avgs": "m", "exp_avg_sqs": "v"}, GRADIENT, DECAYED, FIRST, SECOND,
+    ("p", "f32", "{d} - {m} * select({plain}, {rectified} / (sqrt({v}) + {eps}), {rectified} > 0.0)"),
+    ref=_each(_radam, 4), samples=lambda: [
+        *_samples(2, 1.0, 0.01, 0.999, 0.1, 0.999, 0.001, 0.02, 0.0, 1e-8)(),
+        *_samples(2, 1.0, 0.01, 0.999, 0.1, 0.999, 0.001, 0.02, 0.03, 1e-8)(),
+    ],
+)  # fmt: skip
+def radam_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    sign: Scalar, l2: Scalar, decay: Scalar, rest1: Scalar, beta2: Scalar, rest2: Scalar, plain: Scalar, rectified: Scalar, eps: Scalar,
+) -> Any:  # fmt: skip
+    """m and v as adam_update's, p = decay * p - m * (rectified / (sqrt(v) + eps) where rectified > 0, else plain).
+
+    Source: arXiv:1908.03265.
+    """
+
+
+# ---- averages of parameters --------------------------------------------------------------------------------------
+
+
+def _average(p: Array, q: Array, weight: Any) -> tuple[Array, ...]:
+    return (np.where(weight < 0.5, p + weight * (q - p), q - (1.0 - weight) * (q - p)).astype(p.dtype),)
+
+
+@update(
+    Update(
+        ("averages", "params"),
+        (
+            ("d", "f32", "{params} - {averages}"),
+            ("m", "f32", "select({params} - (1.0 - {weight}) * {d}, {averages} + {weight} * {d}, {weight} < 0.5)"),
+        ),
+        {"averages": "m"},
+        ("weight",),
+    ),
+    ref=_each(_average, 2, 1),
+    samples=lambda: [
+        Sample.of(*_samples(0)()[0].args, np.float32(0.25)), Sample.of(*_samples(0)()[0].args, np.array([0.25, 0.9, 1.0], np.float32)),
+    ],
+)  # fmt: skip
+def average_update(averages: Sequence[Tensor], params: Sequence[Tensor], weight: Tensor) -> Any:
+    """averages += weight * (params - averages), as lerp: weight 1 copies exactly. `weight`: [] or one for each."""
 
 
 def scalar_count(row: Op) -> int:

@@ -12,6 +12,7 @@ from ..errors import DTypeError
 from ..shape import broadcast_shapes
 from ..storage import Layout
 from .archetype import Pointwise
+from .creation import fill
 from .infer import common_dtype
 from .table import Inferred, IntScalar, Operand, Sample, Spec, op
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from ..tensor import Tensor
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _nothing(grad: Any) -> Any:
+    """The gradient of what is constant almost everywhere: zeros, also where the gradient that arrives is infinite."""
+    return fill(0.0, grad.shape, grad.dtype)
 
 
 def _where_rule(condition: Layout, input: Any, other: Any) -> Inferred:
@@ -133,7 +139,8 @@ def floor_divide(input: Operand, other: Operand) -> Tensor:
     ref=lambda input, other: np.floor_divide(input, other),
     public=False,
     torch=None,
-    grad={"input": lambda grad: grad * 0.0, "other": lambda grad: grad * 0.0},
+    grad={"input": _nothing, "other": _nothing},
+    shown="div",
 )
 def floored_quotient(input: Operand, other: Operand) -> Tensor:
     """The quotient rounded toward minus infinity, with a gradient of 0. [*], [*] -> [*]."""
@@ -144,7 +151,8 @@ def floored_quotient(input: Operand, other: Operand) -> Tensor:
     ref=lambda input, other: np.trunc(np.true_divide(input, other)),
     public=False,
     torch=None,
-    grad={"input": lambda grad: grad * 0.0, "other": lambda grad: grad * 0.0},
+    grad={"input": _nothing, "other": _nothing},
+    shown="div",
 )
 def trunc_divide(input: Operand, other: Operand) -> Tensor:
     """The quotient rounded toward zero. [*], [*] -> [*]."""
@@ -163,14 +171,15 @@ def _pow_base(grad: Any, input: Any, other: Any) -> Any:
     if hasattr(other, "layout"):
         return where(other == 0, 0.0, grad * other * pow(input, other - 1))
     if other in (0, 2):
-        return grad * input * 2.0 if other == 2 else grad * 0.0
+        return grad * input * 2.0 if other == 2 else _nothing(grad)
     return grad * (other * pow(input, other - 1))
 
 
 def _pow_exponent(grad: Any, input: Any, other: Any, result: Any) -> Any:
     if not hasattr(input, "layout"):
-        scale = math.log(input) if input > 0 else 0.0 if input == 0 else math.nan
-        return grad * result * scale
+        if input == 0:
+            return where(other >= 0, 0.0, grad * result * -math.inf)
+        return grad * result * (math.log(input) if input > 0 else math.nan)
     return where(logical_and(input == 0, other >= 0), 0.0, grad * result * log(input))
 
 
@@ -186,9 +195,7 @@ def _power_ref(input: Any, other: Any) -> Any:
 
 
 @op(
-    Pointwise(
-        {"f": "pow_({input}, {other})", "i": "ipow({input}, {other})", "u": "upow({input}, {other})", "b": "{input} || !{other}"}
-    ),
+    Pointwise({"f": "pow_({input}, {other})", "i": "ipow({input}, {other})", "u": "upow({input}, {other})", "b": "{input} || !{other}"}),
     ref=_power_ref,
     domain=(0.1, 3.0),
     grad={"input": _pow_base, "other": _pow_exponent},
@@ -214,7 +221,7 @@ def abs(input: Tensor) -> Tensor:
 @op(
     Pointwise({"f": "select(sign({input}), 0.0, is_nan({input}))", "i": "sign({input})", "u": "min({input}, 1u)", "b": "{input}"}),
     ref=lambda input: np.where(np.isnan(input), 0, np.sign(input)),
-    grad={"input": lambda grad: grad * 0.0},
+    grad={"input": _nothing},
 )
 def sign(input: Tensor) -> Tensor:
     """-1, 0 or 1 by sign; 0 for NaN, as in PyTorch. [*] -> [*]."""
@@ -335,6 +342,7 @@ def relu(input: Tensor) -> Tensor:
             grad * (0.5 * (1.0 + erf(input * math.sqrt(0.5))) + input * exp(input * input * -0.5) * (1 / math.sqrt(2 * math.pi)))
         )
     },
+    shown="gelu",
 )
 def gelu_erf(input: Tensor) -> Tensor:
     """Gaussian error linear unit, input * Phi(input). [*] -> [*]. Source: arXiv:1606.08415."""
@@ -394,6 +402,7 @@ def _bce_ref(input: Any, target: Any) -> Any:
         "input": lambda grad, input, target: grad * (input - target) / clamp_both(input * (1.0 - input), 1e-12, math.inf),
         "target": lambda grad, input: grad * (log1p(-input) - log(input)),
     },
+    shown="binary_cross_entropy",
 )
 def bce_rows(input: Tensor, target: Tensor) -> Tensor:
     """Binary cross entropy of probabilities; logarithms are cut at -100. [*], [*] -> [*]."""
@@ -442,6 +451,7 @@ def minimum(input: Operand, other: Operand) -> Tensor:
         "min": lambda grad, input, min, max: where(logical_and(input < min, min < max), grad, 0.0),
         "max": lambda grad, input, min, max: where(logical_or(input > max, min > max), grad, 0.0),
     },
+    shown="clamp",
 )
 def clamp_both(input: Tensor, min: Operand, max: Operand) -> Tensor:
     """input limited to [min, max]; NaN stays. [*], [*], [*] -> [*]."""
@@ -461,17 +471,17 @@ def wrapped_index(input: Tensor, size: IntScalar) -> Tensor:
 # ---- rounding ----
 
 
-@op(Pointwise({"f": "floor({input})", "i": "{input}", "u": "{input}"}), ref=np.floor, grad={"input": lambda grad: grad * 0.0})
+@op(Pointwise({"f": "floor({input})", "i": "{input}", "u": "{input}"}), ref=np.floor, grad={"input": _nothing})
 def floor(input: Tensor) -> Tensor:
     """Rounded toward minus infinity. [*] -> [*]."""
 
 
-@op(Pointwise({"f": "ceil({input})", "i": "{input}", "u": "{input}"}), ref=np.ceil, grad={"input": lambda grad: grad * 0.0})
+@op(Pointwise({"f": "ceil({input})", "i": "{input}", "u": "{input}"}), ref=np.ceil, grad={"input": _nothing})
 def ceil(input: Tensor) -> Tensor:
     """Rounded toward plus infinity. [*] -> [*]."""
 
 
-@op(Pointwise({"f": "trunc({input})", "i": "{input}", "u": "{input}"}), ref=np.trunc, grad={"input": lambda grad: grad * 0.0})
+@op(Pointwise({"f": "trunc({input})", "i": "{input}", "u": "{input}"}), ref=np.trunc, grad={"input": _nothing})
 def trunc(input: Tensor) -> Tensor:
     """Rounded toward zero. [*] -> [*]."""
 

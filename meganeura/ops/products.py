@@ -43,8 +43,10 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
 @composite
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Batched product. [B, M, K], [B, K, N] -> [B, M, N]."""
-    if input.ndim != 3 or mat2.ndim != 3:
-        raise ShapeError(f"bmm expects two 3-D tensors, got shapes {list(input.shape)} and {list(mat2.shape)}\n  at {site()}")
+    if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
+        raise ShapeError(
+            f"bmm expects two 3-D tensors with as many matrices, got shapes {list(input.shape)} and {list(mat2.shape)}\n  at {site()}"
+        )
     return batched_matmul(input, mat2)  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,7 @@ from ..shape import Shape, normalize_dims, numel
 from ..storage import Layout
 from .archetype import Reduce
 from .infer import reduced_shape
+from .pointwise import where
 from .table import Inferred, Scalar, Spec, op
 
 if TYPE_CHECKING:
@@ -67,10 +68,9 @@ def mean(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def _extreme_grad(grad: Any, input: Any, result: Any, dim: Dim, keepdim: bool) -> Any:
-    best = spread(result, input.shape, dim, keepdim)
-    hits = ((input == best) | input.isnan()).to(grad.dtype)  # where there is a NaN, it is the extreme value
-    shared = hits / hits.sum(dim, True)
-    return spread(grad, input.shape, dim, keepdim) * shared
+    hits = (input == spread(result, input.shape, dim, keepdim)) | input.isnan()  # where there is a NaN, it is the extreme value
+    shared = hits.to(grad.dtype).sum(dim, True).reciprocal()
+    return where(hits, spread(grad, input.shape, dim, keepdim) * shared, 0.0)
 
 
 @op(Reduce("max"), ref=lambda input, dim, keepdim: np.max(input, axis=_axis(dim), keepdims=keepdim), grad={"input": _extreme_grad})

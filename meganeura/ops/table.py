@@ -6,6 +6,7 @@ default does not do, samples and error samples. Calling the row binds it (dispat
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 from .. import dispatch
 from ..dtype import DType
+from ..errors import DTypeError
+from ..provenance import site
 from ..shape import Shape
 from ..storage import Layout
 from .archetype import Archetype, View
@@ -80,6 +83,7 @@ class Op:
     __slots__ = (
         "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout",
         "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
+        "shown",
         "static_index", "torch",
     )  # fmt: skip
 
@@ -104,6 +108,7 @@ class Op:
         self.public: bool = fields.pop("public", True)
         self.method: bool = fields.pop("method", True)
         self.torch: str | None = fields.pop("torch", self.name)
+        self.shown: str = fields.pop("shown", self.name)  # its name in messages
         self.domain: tuple[float, float] | None = fields.pop("domain", None)
         if fields:
             raise TypeError(f"op {self.name}: unknown row fields {sorted(fields)}")
@@ -119,6 +124,8 @@ class Op:
                 raise TypeError(f"op {self.name}: the gradient rule of {name!r} names unknown arguments {sorted(unknown)}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and kwargs.get("out") is not None and "out" not in self.names:
+            return dispatch.hooks.into(kwargs.pop("out"), self, args, kwargs)
         return dispatch.bind(self, args, kwargs)
 
     def __repr__(self) -> str:
@@ -161,6 +168,26 @@ COMPOSITES: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _checked(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A composite as users call it: an argument that is no tensor, where one is needed, is named,
+    and `out` takes the result."""
+    own = "out" in inspect.signature(f).parameters
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and kwargs.get("out") is not None and not own:
+            return dispatch.hooks.into(kwargs.pop("out"), f, args, kwargs)
+        try:
+            return f(*args, **kwargs)
+        except AttributeError as e:
+            wrong = e.obj
+            if isinstance(wrong, dispatch.hooks.tensor) or not any(wrong is a for a in (*args, *kwargs.values())):
+                raise
+            raise DTypeError(f"{f.__name__} expects a tensor, got {wrong!r} ({type(wrong).__name__})\n  at {site()}") from None
+
+    return call
+
+
 @overload
 def composite(fn: F) -> F: ...
 @overload
@@ -169,8 +196,9 @@ def composite(fn: Any = None, *, method: bool = True) -> Any:
     """Enter a plain function of ops under its name: `mg.name` and, unless method=False, `Tensor.name`."""
 
     def decorate(f: F) -> F:
-        f.__meganeura_method__ = method  # type: ignore[attr-defined]
-        COMPOSITES[f.__name__] = f
+        public = _checked(f)
+        public.__meganeura_method__ = method  # type: ignore[attr-defined]
+        COMPOSITES[f.__name__] = public
         return f
 
     return decorate if fn is None else decorate(fn)

@@ -156,6 +156,8 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
     taken, places = [_dim(input, d) for d in source], [_dim(input, d) for d in destination]
     if len(taken) != len(places) or len(set(taken)) != len(taken) or len(set(places)) != len(places):
         raise ShapeError(f"movedim from {list(source)} to {list(destination)}: each must name distinct dimensions\n  at {site()}")
+    if not input.shape:
+        return view(input)
     order = [d for d in range(input.ndim) if d not in taken]
     for place, d in sorted(zip(places, taken, strict=True)):
         order.insert(place, d)
@@ -192,7 +194,13 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
 def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Any layout over the same storage. [*] -> [size]."""
     offset = input.storage_offset() if storage_offset is None else storage_offset
-    return move.strided(input, tuple(size), tuple(stride), offset)  # type: ignore[no-any-return]
+    out = move.strided(input, tuple(size), tuple(stride), offset)
+    if out.numel() and out.layout.span()[1] >= input._storage.elements:
+        raise ShapeError(
+            f"as_strided: size {list(size)}, stride {list(stride)}, offset {offset} reach beyond the storage of "
+            f"{input._storage.elements} elements\n  at {site()}"
+        )
+    return out  # type: ignore[no-any-return]
 
 
 @composite
@@ -287,7 +295,8 @@ def repeat(input: Tensor, *sizes: Any) -> Tensor:
     x = view(input, *(1,) * (len(reps) - input.ndim), *input.shape)
     inter = [v for n in x.shape for v in (1, n)]
     wide = [v for r, n in zip(reps, x.shape, strict=True) for v in (r, n)]
-    return reshape(expand(view(x, *inter), *wide), *(r * n for r, n in zip(reps, x.shape, strict=True)))
+    tiled = expand(reshape(x, *inter), *wide).clone()  # always a copy, also of sizes of 1
+    return view(tiled, *(r * n for r, n in zip(reps, x.shape, strict=True)))
 
 
 @composite
@@ -304,15 +313,3 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
         return reduce.sum(input, dims)  # type: ignore[no-any-return]
     out = reduce.sum(input, dims, True)
     return reshape(out, *shape) if lead else out
-
-
-@composite(method=False)
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """PyTorch's pad: (before, after) pairs from the last dimension backwards; constant mode. [*] -> [*]."""
-    if mode != "constant":
-        raise ShapeError(f"pad mode {mode!r} does not exist here yet; there is 'constant'\n  at {site()}")
-    pad = sizes_of((tuple(pad),))
-    if len(pad) % 2 or len(pad) > 2 * input.ndim:
-        raise ShapeError(f"pad {list(pad)} does not fit shape {list(input.shape)}\n  at {site()}")
-    pairs = [(0, 0)] * (input.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
-    return move.pad_constant(input, tuple(pairs), float(value or 0.0))  # type: ignore[no-any-return]

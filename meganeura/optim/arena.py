@@ -18,6 +18,15 @@ ALIGNMENT = 4  # elements
 LIMIT = 1 << 24  # elements: 64 MiB of f32, below the 128 MiB that one binding may show on every device
 
 
+def filled(shapes: Sequence[Shape], values: Sequence[float], dtype: DType) -> list[Tensor]:
+    """As `zeros`, then each tensor filled with its value."""
+    made = zeros(shapes, dtype)
+    wanted = [(t, value) for t, value in zip(made, values, strict=True) if value]
+    if wanted:
+        dispatch.current().persistent(lambda: [t.fill_(value) for t, value in wanted])
+    return made
+
+
 def zeros(shapes: Sequence[Shape], dtype: DType) -> list[Tensor]:
     """One zeroed tensor a shape, packed in order into storages of at most LIMIT elements (or of one larger tensor)."""
     if not shapes:

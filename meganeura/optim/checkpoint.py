@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,17 +31,37 @@ def state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 def load_state_dict(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Check all of `saved` against the optimizer, then take it over."""
+    prepare(optimizer, saved)()
+
+
+def prepare(optimizer: Optimizer, saved: Mapping[str, Any]) -> Callable[[], None]:
+    """Check all of `saved` and bring it to the device, changing nothing; the function returned takes it over."""
     order = _match_groups(optimizer, saved["param_groups"])
-    states = {order[number]: _checked(number, s, order[number]) for number, s in saved["state"].items() if number in order}
-    for group, new in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({k: v for k, v in new.items() if k != "params"})
+    groups = [
+        _merged(optimizer, i, group, new) for i, (group, new) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True))
+    ]
+    group_of = {id(p): new for group, new in zip(optimizer.param_groups, groups, strict=True) for p in group["params"]}
+    states = {order[n]: _checked(optimizer, n, s, order[n]) for n, s in saved["state"].items() if n in order}
+    values: dict[tuple[Tensor, str], Tensor] = {}
     for p, new in states.items():
-        optimizer.state[p].update({n: v for n, v in new.items() if not isinstance(v, np.ndarray)})
-    _allocate(optimizer, [(p, n) for p, new in states.items() for n, v in new.items() if isinstance(v, np.ndarray)])
-    with dispatch.no_grad():
-        for p in order.values():
-            if p in optimizer.state:
-                _fill(optimizer.state[p], states.get(p, {}))
+        for name, value in new.items():
+            if isinstance(value, np.ndarray):
+                values[p, name] = upload(np.asarray(value, np.float32, order="C"), float32)
+    made = _allocate(optimizer, list(values))
+
+    def commit() -> None:
+        for group, new in zip(optimizer.param_groups, groups, strict=True):
+            group.update(new)
+        for (p, name), moment in made.items():
+            optimizer.state[p][name] = moment
+        with dispatch.no_grad():
+            for p in order.values():
+                if p in states or p in optimizer.state:
+                    new = {n: v for n, v in states.get(p, {}).items() if not isinstance(v, np.ndarray)}
+                    optimizer.state[p].update({**optimizer.numbers, **new})
+                    _fill(optimizer, group_of[id(p)], p, values)
+
+    return commit
 
 
 def pack(optimizer: Optimizer) -> None:
@@ -64,14 +84,25 @@ def _match_groups(optimizer: Optimizer, groups: Any) -> dict[Any, Tensor]:
     return order
 
 
-def _checked(number: Any, saved: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
+def _merged(optimizer: Optimizer, number: int, group: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The group with its saved options, which must have a meaning."""
+    options = {k: tuple(v) if isinstance(v, list) and isinstance(group.get(k), tuple) else v for k, v in new.items() if k != "params"}
+    merged = {**group, **options}
+    try:
+        optimizer.validate(merged)
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(f"group {number} of the saved optimizer: {e}") from e
+    return merged
+
+
+def _checked(optimizer: Optimizer, number: Any, saved: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
     """Numbers as Python numbers, moments as arrays of the parameter's shape. A moment without a step count was used once at least."""
     out: dict[str, Any] = {}
     for name, value in saved.items():
         if value is None:
             continue
-        if name == "step":
-            out["step"] = int(value)
+        if name in optimizer.numbers:
+            out[name] = type(optimizer.numbers[name])(value)
             continue
         if isinstance(value, (int, float, str)):
             out[name] = value
@@ -85,20 +116,18 @@ def _checked(number: Any, saved: Mapping[str, Any], p: Tensor) -> dict[str, Any]
     return out
 
 
-def _allocate(optimizer: Optimizer, wanted: list[tuple[Tensor, str]]) -> None:
-    """Make the moments that do not exist yet; those that do stay in their memory, which a compiled step may hold."""
-    missing = [(p, n) for p, n in wanted if not isinstance(optimizer.state[p].get(n), Tensor)]
-    for (p, name), moment in zip(missing, arena.zeros([p.shape for p, _ in missing], float32), strict=True):
-        optimizer.state[p][name] = moment
+def _allocate(optimizer: Optimizer, wanted: list[tuple[Tensor, str]]) -> dict[tuple[Tensor, str], Tensor]:
+    """Moments that do not exist yet; those that do stay in their memory, which a compiled step may hold."""
+    missing = [(p, n) for p, n in wanted if p not in optimizer.state or not isinstance(optimizer.state[p].get(n), Tensor)]
+    return dict(zip(missing, arena.zeros([p.shape for p, _ in missing], float32), strict=True))
 
 
-def _fill(state: dict[str, Any], new: dict[str, Any]) -> None:
+def _fill(optimizer: Optimizer, group: dict[str, Any], p: Tensor, values: Mapping[tuple[Tensor, str], Tensor]) -> None:
     """Write saved values into a parameter's moments; what was not saved starts anew."""
-    state["step"] = new.get("step", 0)
-    for name, tensor in state.items():
-        if not isinstance(tensor, Tensor):
-            continue
-        if name in new:
-            tensor.copy_(upload(np.asarray(new[name], np.float32, order="C"), float32))
-        else:
-            tensor.zero_()
+    for name, tensor in optimizer.state[p].items():
+        if isinstance(tensor, Tensor):
+            value = values.get((p, name))
+            if value is not None:
+                tensor.copy_(value)
+            else:
+                tensor.fill_(optimizer.initial(group, name))

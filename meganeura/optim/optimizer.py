@@ -1,6 +1,6 @@
 """Optimizer: parameter groups, per-parameter state and the step that hands them to an Update row.
 
-Parameters with the same step count and dtypes update together: normally all of a group, so one dispatch a group.
+Parameters with the same counts, dtypes and learning-rate multiplier update together: normally all of a group.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Rule(NamedTuple):
 class Optimizer:
     """Base of all optimizers, as torch.optim.Optimizer. A subclass gives `rule` and `scalars`."""
 
+    numbers: Mapping[str, float] = {"step": 0}  # Python numbers of a parameter's state, with their values before the first step
+
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, Tensor):
             raise TypeError("params should be an iterable of tensors, groups (dicts) or (name, tensor) pairs, not one tensor")
@@ -53,6 +55,18 @@ class Optimizer:
     def scalars(self, group: ParamGroup, step: int) -> Sequence[float]:
         """The row's scalars in its order, at a group's step (counted from 1)."""
         raise NotImplementedError
+
+    def scalars_at(self, group: ParamGroup, state: State) -> Sequence[float]:
+        """The row's scalars from a parameter's counts, for optimizers that keep more of them than the step."""
+        return self.scalars(group, state.get("step", 0))
+
+    def advance(self, group: ParamGroup, state: State) -> None:
+        """Move a parameter's counts one step on."""
+        state["step"] += 1
+
+    def initial(self, group: ParamGroup, name: str) -> float:
+        """What a moment holds before the first step."""
+        return 0.0
 
     def validate(self, group: ParamGroup) -> None:
         """ValueError if an option of a group has no meaning."""
@@ -81,6 +95,24 @@ class Optimizer:
         self.validate(group)
         self.param_groups.append(group)
 
+    def set_lr_multipliers(self, multipliers: Mapping[str, float]) -> None:
+        """Multiply the learning rate of each parameter by the factor of the longest prefix of its name; {} takes all off.
+
+        Needs names: `SGD(model.named_parameters(), ...)`. Schedules go on setting the groups' 'lr', to which factors apply.
+        """
+        names = [n for group in self.param_groups for n in group.get("param_names", ())]
+        if multipliers and len(names) != sum(len(group["params"]) for group in self.param_groups):
+            raise ValueError("lr multipliers go by names: give the optimizer model.named_parameters()")
+        for prefix, factor in multipliers.items():
+            if not any(n.startswith(prefix) for n in names):
+                raise ValueError(
+                    f"no parameter's name begins with {prefix!r}; there are {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+                )
+            if not factor >= 0.0:
+                raise ValueError(f"invalid lr multiplier of {prefix!r}: {factor}; expected a number >= 0")
+        for group in self.param_groups:
+            group["lr_multipliers"] = {prefix: float(factor) for prefix, factor in multipliers.items()}
+
     # ---- stepping ----
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, or fill them with zeros."""
@@ -99,39 +131,50 @@ class Optimizer:
         with dispatch.no_grad():
             for group in self.param_groups:
                 rule = self.rule(group)
-                self._prepare([p for p in group["params"] if p.grad is not None], rule)
-                for members in self._cohorts(group, rule):
-                    self._update(group, rule, members)
+                self._prepare(group, rule)
+                for factor, members in self._cohorts(group, rule):
+                    self._update(group, rule, factor, members)
         return loss
 
-    def _prepare(self, params: Sequence[Tensor], rule: Rule) -> None:
+    def _prepare(self, group: ParamGroup, rule: Rule) -> None:
         """Allocate the moments that are missing, in float32: squares of small float16 gradients would vanish."""
         if not rule.moments:
             return
+        params = [p for p in group["params"] if p.grad is not None]
         missing = [(p, name) for p in params for name in rule.moments if name not in self.state[p]]
-        if missing:
-            for (p, name), moment in zip(missing, arena.zeros([p.shape for p, _ in missing], float32), strict=True):
-                self.state[p][name] = moment
-                self.state[p].setdefault("step", 0)
+        starts = [self.initial(group, name) for _, name in missing]
+        for (p, name), moment in zip(missing, arena.filled([p.shape for p, _ in missing], starts, float32), strict=True):
+            self.state[p][name] = moment
+            for count, start in self.numbers.items():
+                self.state[p].setdefault(count, start)
 
-    def _cohorts(self, group: ParamGroup, rule: Rule) -> list[list[Tensor]]:
-        """The group's parameters with gradients, by step count and dtypes."""
-        found: dict[Any, list[Tensor]] = {}
-        for p in group["params"]:
+    def _cohorts(self, group: ParamGroup, rule: Rule) -> list[tuple[Factor, list[Tensor]]]:
+        """The group's parameters with gradients, by counts, dtypes and learning-rate multiplier."""
+        found: dict[Any, tuple[Factor, list[Tensor]]] = {}
+        for p, factor, counts in zip(group["params"], factors(group), self._counts(group), strict=True):
             if p.grad is not None:
-                step = self.state[p]["step"] if rule.moments else 0
-                found.setdefault((step, p.dtype, p.grad.dtype), []).append(p)
+                key = (factor.value, counts if rule.moments else (), p.layout.dtype, p.grad.layout.dtype)
+                found.setdefault(key, (factor, []))[1].append(p)
         return list(found.values())
 
-    def _update(self, group: ParamGroup, rule: Rule, members: list[Tensor]) -> None:
+    def _counts(self, group: ParamGroup) -> list[tuple[float, ...]]:
+        """The counts of each parameter."""
+        start = tuple(self.numbers.values())
+        states = map(self.state.get, group["params"])
+        if len(start) == 1:  # the usual: the step
+            return [(s["step"],) if s else start for s in states]
+        return [tuple(s.get(name, value) for name, value in self.numbers.items()) if s else start for s in states]
+
+    def _update(self, group: ParamGroup, rule: Rule, factor: Factor, members: list[Tensor]) -> None:
         def numbers() -> Sequence[float]:
             """Advances the step count: runs once an executed step, also when a compiled session replays it."""
-            step = 0
-            if rule.moments:
-                for p in members:
-                    state = self.state[p]
-                    step = state["step"] = state["step"] + 1
-            return self.scalars(group, step)
+            scale = factor.now()
+            options = group if scale == 1.0 else {**group, "lr": group["lr"] * scale}
+            if not rule.moments:
+                return self.scalars_at(options, {})
+            for p in members:
+                self.advance(options, self.state[p])
+            return self.scalars_at(options, self.state[members[0]])
 
         scalars = dispatch.current().host_scalars(numbers, scalar_count(rule.row))
         params = [p.contiguous() for p in members]
@@ -152,13 +195,16 @@ class Optimizer:
         load_state_dict(self, state_dict)
 
     def _fingerprint(self) -> Any:
-        """What a compiled step depends on: the groups' members, rules, and which parameters share a step count."""
+        """What a compiled step depends on: the groups' members, rules, and which parameters share counts and multipliers."""
         parts = []
         for group in self.param_groups:
             rule = self.rule(group)
-            order: dict[int, int] = {}
-            steps = tuple(order.setdefault(self.state[p].get("step", 0) if p in self.state else 0, len(order)) for p in group["params"])
-            parts.append((rule.row.name, tuple(p._storage.uid for p in group["params"]), steps))
+            order: dict[Any, int] = {}
+            keys: Iterable[Any] = self._counts(group)
+            if group.get("lr_multipliers"):
+                keys = zip(keys, (f.value for f in factors(group)), strict=True)
+            cohorts = tuple([order.setdefault(key, len(order)) for key in keys])
+            parts.append((rule.row.name, tuple(p._storage.uid for p in group["params"]), cohorts))
         return tuple(parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -173,6 +219,28 @@ class Optimizer:
         return "\n".join([*lines, ")"])
 
 
+class Factor(NamedTuple):
+    """A parameter's learning-rate multiplier: what it was when looked up, and whence it comes."""
+
+    value: float
+    group: ParamGroup
+    prefix: str | None
+
+    def now(self) -> float:
+        """The present value."""
+        return 1.0 if self.prefix is None else float(self.group.get("lr_multipliers", {}).get(self.prefix, 1.0))
+
+
+def factors(group: ParamGroup) -> list[Factor]:
+    """The multiplier of each parameter of a group, by the longest prefix of its name."""
+    table = group.get("lr_multipliers")
+    if not table:
+        return [Factor(1.0, group, None)] * len(group["params"])
+    longest = sorted(table, key=len, reverse=True)
+    found = (next((prefix for prefix in longest if name.startswith(prefix)), None) for name in group["param_names"])
+    return [Factor(1.0 if prefix is None else table[prefix], group, prefix) for prefix in found]
+
+
 def _check_parameter(p: Any, name: str) -> None:
     if not isinstance(p, Tensor):
         raise TypeError(f"parameter {name} is a {type(p).__name__}, not a Tensor")
@@ -182,9 +250,9 @@ def _check_parameter(p: Any, name: str) -> None:
         raise TypeError(f"parameter {name} ({p.layout}) is not floating point")
 
 
-def check_betas(group: Mapping[str, Any]) -> None:
-    """ValueError unless lr, eps, betas and weight_decay of an Adam-like group are in range."""
-    check_options(group, "lr", "eps", "weight_decay")
+def check_betas(group: Mapping[str, Any], *names: str) -> None:
+    """ValueError unless the betas of an Adam-like group, and lr, eps and weight_decay (or the options named) are in range."""
+    check_options(group, *(names or ("lr", "eps", "weight_decay")))
     for i, beta in enumerate(group["betas"]):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f"invalid beta parameter at index {i}: {beta}; expected 0 <= beta < 1")

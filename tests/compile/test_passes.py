@@ -48,6 +48,19 @@ def test_a_chain_with_several_results() -> None:
     assert _names(g.graph(x)) == ["exp+add+log", "sum"]
 
 
+def test_what_is_overwritten_whole_need_not_be_made() -> None:
+    def f(x: Any) -> Any:
+        z = mg.zeros(4, 5)
+        z.copy_(x)
+        z[0] = 5
+        y = z * 2
+        return z.copy_(y + 1)
+
+    g = _same(f, mg.tensor(A))
+    assert "fill" not in g.graph(mg.tensor(A)).nodes[0].parts
+    _same(lambda x: mg.empty(4, 5).copy_(x), mg.tensor(A))
+
+
 def test_broadcasting_and_dtypes_in_a_chain() -> None:
     x, row, column = mg.tensor(A), mg.tensor(A[0]), mg.tensor(A[:, :1])
     mask = x > 0

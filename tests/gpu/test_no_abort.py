@@ -41,16 +41,14 @@ def survives(body: str, times: int = 1, **env: str) -> None:
 def test_a_grid_that_the_driver_refuses() -> None:
     survives("""
     z = d.alloc(256)
-    failed = []
-    d.recorder.on_failure.append(lambda buffers, error: failed.extend(buffers))
     d.record(d.prepare(scale(64)), (x, y), (2.0, 1.0), "u.py:1", "before")
     d.faults.skip_checks = True
     d.record(d.prepare(scale(64, (70000, 1, 1))), (x, z), (9.0, 9.0), "u.py:2", "offender")
     d.faults.skip_checks = False
     d.record(d.prepare(scale(64)), (y, z), (10.0, 0.0), "u.py:3", "after")
     attempt(d.flush, "offender", "u.py:2")
-    assert failed == [z]
-    assert floats(d, z, 1)[0] == 30
+    assert "offender" in str(z.error) and y.error is None
+    assert floats(d, y, 1)[0] == 3
     """)
 
 
@@ -59,11 +57,11 @@ def test_a_failure_found_inside_another_ops_record_waits_for_the_next_sync() -> 
     d.faults.skip_checks = True
     d.record(d.prepare(scale(64, (70000, 1, 1))), (x, y), (9.0, 9.0), "u.py:2", "offender")
     d.faults.skip_checks = False
-    p = d.prepare(scale(64))
+    p, z = d.prepare(scale(64)), d.alloc(256)
     for i in range(200):
-        d.record(p, (x, y), (2.0, 1.0), "u.py:3", "innocent")
+        d.record(p, (x, z), (2.0, 1.0), "u.py:3", "innocent")
     attempt(d.synchronize, "offender", "u.py:2")
-    assert floats(d, y, 1)[0] == 3
+    assert floats(d, z, 1)[0] == 3
     """)
 
 
@@ -249,12 +247,15 @@ d.synchronize()
 start = time.perf_counter()
 slow(3)
 d.synchronize()
-slow(int(2 / ((time.perf_counter() - start) / 3)))
+slow(int(3 / ((time.perf_counter() - start) / 3)))
 print("waiting", flush=True)
 try:
     d.read(y, 0, 4)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+start = time.perf_counter()
+d.synchronize()
+print("busy" if time.perf_counter() - start > 0.05 else "idle: the interrupt came after the wait")
 z = d.alloc(256)
 d.record(d.prepare(scale(64)), (x, z), (2.0, 1.0), None, "scale")
 assert floats(d, z, 1)[0] == 3
@@ -268,14 +269,12 @@ print("alive")
     try:
         assert process.stdout.readline().strip() == "waiting"
         time.sleep(0.2)
-        start = time.perf_counter()
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline().strip() == "interrupted"
-        assert time.perf_counter() - start < 1
         out, err = process.communicate()
     finally:
         watchdog.cancel()
         process.kill()
         process.stdout.close()
         process.stderr.close()
-    assert out.split() == ["alive"], out + err
+    assert out.split() == ["busy", "alive"], out + err

@@ -267,3 +267,43 @@ def test_sort_is_stable(count: int, ranked: bool, family: str) -> None:
         at = {0: buffers[0], 1: buffers[1], 2: buffers[2], TEMP(0): other}
         assert np.array_equal(download(at[positions], D.uint32, count), order), bits
         assert np.array_equal(download(at[got], D.uint32, count), keys[order]), bits
+
+
+COMBINED = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": np.maximum,
+    "min": np.minimum,
+    "last": lambda a, b: b,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("combine", COMBINED)
+@pytest.mark.parametrize("columns", [3, 8])
+def test_combined_with_a_base(columns: int, combine: str, family: str) -> None:
+    """Every way to combine, by the definition: in order, from the base or from the first value. NaN wins max and min."""
+    for dtype, include, count in ((D.float32, True, 700), (D.float32, False, 700), (D.int32, True, 90), (D.bool_, False, 40)):
+        size = 6 if count > 100 else 11
+        values, at = np.random.default_rng(1).uniform(0.9, 1.1, (count, columns)), indices(size, count)
+        if dtype is not D.float32:
+            values = np.random.default_rng(2).integers(0 if dtype is D.bool_ else -1, 2, (count, columns))
+        elif combine in ("max", "min"):
+            values[5, 0] = np.nan
+        values = values.astype(dtype.numpy)
+        base = np.ones((size, columns)).astype(dtype.numpy) * dtype.numpy.type(1)
+        want: dict[int, np.ndarray] = {k: base[k].astype(np.float64) for k in range(size)} if include else {}
+        for k, row in zip(at, values.astype(np.float64), strict=True):
+            want[k] = COMBINED[combine](want[k], row) if k in want else row
+        layout = Layout(dtype, (size, columns))
+        call = make_call(
+            Kernel("segment_sum"),
+            {"base": layout, "input": Layout(dtype, values.shape), "index": Layout(D.int64, at.shape)},
+            (layout,),
+            attrs={"size": size, "combine": combine, "include": include},
+        )
+        target = upload(np.full(base.size, 0), dtype)
+        run(index.lower(call, profile(family)), [upload(base, dtype), upload(values, dtype), upload(at, D.int64), target])
+        got = download(target, dtype, base.size).reshape(base.shape)
+        expected = np.stack([want.get(k, base[k].astype(np.float64)) for k in range(size)]).astype(dtype.numpy)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, err_msg=f"{combine} {dtype} {include}")

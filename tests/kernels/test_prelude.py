@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -52,8 +53,9 @@ UNARY = {
     "sinh_": (np.sinh, both(1e-30, 89), 3),
     "cosh_": (np.cosh, both(1e-30, 89), 4),
     "log_": (np.log, np.concatenate([above(1.2e-38, 3e38), np.linspace(0.5, 2, 40000, dtype=np.float32)]), 2),
-    "log2_": (np.log2, above(1.2e-38, 3e38), 3),
-    "log10_": (np.log10, above(1.2e-38, 3e38), 3),
+    "exp2_": (np.exp2, both(1e-10, 125), 2),
+    "log2_": (np.log2, np.concatenate([above(1.2e-38, 3e38), np.linspace(0.5, 2, 40000, dtype=np.float32)]), 2),
+    "log10_": (np.log10, np.concatenate([above(1.2e-38, 3e38), np.linspace(0.5, 2, 40000, dtype=np.float32)]), 3),
     "log1p_": (np.log1p, np.concatenate([above(1e-30, 3e38), -above(1e-30, 0.99999)]), 2),
     "sigmoid_": (lambda x: 1 / (1 + np.exp(-x)), both(1e-5, 80), 4),
     "sqrt_": (np.sqrt, above(1.2e-38, 3e38), 3),
@@ -68,6 +70,109 @@ UNARY = {
     "cos_": (np.cos, np.concatenate([both(1e-10, 3e38), np.linspace(-1e4, 1e4, 40000, dtype=np.float32)]), 4),
     "tan_": (np.tan, both(1e-10, 1e6), 6),
 }
+
+SPECIAL_FUNCTIONS = {
+    "erfc_": (in64(torch.erfc), np.concatenate([both(1e-8, 9.1), np.linspace(-3, 9, 40000, dtype=np.float32)]), 4),
+    "erfcx_": (in64(torch.special.erfcx), np.concatenate([both(1e-8, 9), above(9, 1e20)]), 4),
+    "erfinv_": (in64(torch.erfinv), np.concatenate([both(1e-20, 0.99999994), 1 - above(6e-8, 0.5)]), 4),
+    "ndtr_": (lambda x: 0.5 * torch.erfc(-torch.from_numpy(x) / 2**0.5).numpy(), both(1e-8, 12.8), 4),
+    "ndtri_": (in64(torch.special.ndtri), np.concatenate([above(1.2e-38, 0.5), np.linspace(0.01, 0.99, 40000, dtype=np.float32)]), 5),
+    "log_ndtr_": (in64(torch.special.log_ndtr), np.concatenate([both(1e-8, 12.8), -above(1, 1e10)]), 5),
+    "lgamma_": (in64(torch.lgamma), np.concatenate([above(1e-38, 4e36), np.linspace(0.1, 4, 80000, dtype=np.float32)]), 5),
+    "digamma_": (in64(torch.digamma), np.concatenate([above(1e-30, 1.4), above(1.5, 1e30)]), 4),
+    "i0_": (in64(torch.special.i0), both(1e-10, 91), 4),
+    "i0e_": (in64(torch.special.i0e), both(1e-10, 1e10), 4),
+    "i1_": (in64(torch.special.i1), both(1e-10, 91), 4),
+    "i1e_": (in64(torch.special.i1e), both(1e-10, 1e10), 4),
+    "entr_": (in64(torch.special.entr), above(1e-37, 1e20), 4),
+    "logit_": (
+        lambda x: np.log(x) - np.log1p(-x),
+        np.concatenate([above(1e-37, 0.999999), np.linspace(0.4, 0.6, 999, dtype=np.float32)]),
+        4,
+    ),
+    "sinc_": (
+        np.sinc,
+        np.concatenate([both(1e-10, 0.9), np.linspace(1.1, 1.9, 999), np.linspace(300.2, 300.8, 999)]).astype(np.float32),
+        4,
+    ),
+    "mish_": (in64(torch.nn.functional.mish), both(1e-10, 80), 5),
+}
+INFINITE = {"i0_": np.inf, "i1_": np.inf}  # where PyTorch gives NaN
+
+
+@pytest.mark.parametrize("name", SPECIAL_FUNCTIONS)
+def test_special_function(name: str) -> None:
+    exact, values, bound = SPECIAL_FUNCTIONS[name]
+    x = np.concatenate([values, SPECIAL if name not in INFINITE else SPECIAL[np.isfinite(SPECIAL)]]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        want = exact(x.astype(np.float64))
+    if name == "sinc_":
+        want[np.abs(x) == 1] = want[np.abs(x) == 2] = 0
+    got = apply(f"{name}({{a}})", "cpu", F, (x, F))
+    far = ulps(got, want)
+    assert far.max() <= bound, (x[far.argmax()], got[far.argmax()], want[far.argmax()], far.max())
+
+
+def test_gamma_near_zeros_and_below() -> None:
+    """Where terms cancel, the error is a few units of the largest term; digamma keeps its relative error at its root."""
+    x = np.linspace(1.4, 1.52, 20001, dtype=np.float32)
+    want = torch.digamma(torch.from_numpy(x).double()).numpy()
+    assert np.abs(apply("digamma_({a})", "cpu", F, (x, F)) - want).max() < 2e-8
+    x = -np.linspace(0.01, 30, 40001, dtype=np.float32)
+    x = x[np.abs(x - np.round(x)) > 1e-3]
+    for name, fn in (("lgamma_", torch.lgamma), ("digamma_", torch.digamma)):
+        want = fn(torch.from_numpy(x).double()).numpy()
+        got = apply(f"{name}({{a}})", "cpu", F, (x, F))
+        largest = np.abs(want) + np.abs(fn(torch.from_numpy(1 - x).double()).numpy()) + 1
+        assert (np.abs(got - want) / largest).max() < 5e-7
+
+
+def test_zeta() -> None:
+    x = np.concatenate([np.geomspace(1e-3, 1e4, 3001), -np.linspace(0.01, 20, 3001)]).astype(np.float32)
+    x = x[(x > 0) | (np.abs(x - np.round(x)) > 1e-2)]
+    for n in (1, 2, 3, 6):
+        want = torch.polygamma(n, torch.from_numpy(x).double()).numpy() * (-1) ** (n + 1) / math.factorial(n)
+        got = apply(f"zeta_({n + 1}.0, {{a}})", "cpu", F, (x, F))
+        place = x.astype(np.float64) - np.floor(x)
+        with np.errstate(divide="ignore"):  # terms on either side of a pole cancel
+            largest = np.where(x > 0, np.abs(want), place ** -(n + 1) + (1 - place) ** -(n + 1))
+        assert (np.abs(got - want) / largest).max() < (n + 4) * 2.5e-7
+
+
+def test_powers_of_two_and_ten() -> None:
+    n = np.arange(-126, 128)
+    np.testing.assert_array_equal(apply("exp2_({a})", "cpu", F, (n.astype(np.float32), F)), np.ldexp(np.float32(1), n))
+    np.testing.assert_array_equal(apply("log2_({a})", "cpu", F, (np.ldexp(np.float32(1), n), F)), n)
+    tens = np.array([10.0**k for k in range(-37, 39)], np.float32)
+    np.testing.assert_allclose(apply("log10_({a})", "cpu", F, (tens, F)), np.arange(-37, 39), atol=0, rtol=1.2e-7)
+
+
+def test_pairs_of_floats() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (np.exp(rng.uniform(-60, 60, 40000)).astype(np.float32) * rng.choice([-1, 1], 40000).astype(np.float32) for _ in "ab")
+    assert ulps(apply("hypot_({a}, {b})", "cpu", F, (a, F), (b, F)), np.hypot(a.astype(np.float64), b)).max() <= 3
+    huge, small = np.float32([3e38, 1e-38, 2e38, 5e-39]), np.float32([1e38, 1e-38, 2e38, 1e-39])
+    np.testing.assert_allclose(apply("hypot_({a}, {b})", "cpu", F, (huge, F), (small, F)), np.hypot(huge, small), rtol=3e-7)
+    u, v = rng.uniform(-90, 90, 40000).astype(np.float32), rng.uniform(-90, 90, 40000).astype(np.float32)
+    for name, fn in (("logaddexp_", np.logaddexp), ("logaddexp2_", np.logaddexp2)):
+        np.testing.assert_allclose(
+            apply(f"{name}({{a}}, {{b}})", "cpu", F, (u, F), (v, F)), fn(u.astype(np.float64), v), rtol=4e-7, atol=1e-7
+        )
+    p, q = pairs(1e-45, -1e-45, 3.4028235e38)
+    with np.errstate(all="ignore"):
+        want = np.nextafter(p, q)
+    np.testing.assert_array_equal(apply("nextafter_({a}, {b})", "cpu", F, (p, F), (q, F)), want)
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    for end in (np.inf, -np.inf, 0.0):
+        with np.errstate(all="ignore"):
+            want = np.nextafter(halves, np.float16(end)).astype(np.float32)
+        got = apply("nextafter_half({a}, {b})", "cpu", F, (halves.astype(np.float32), F), (np.full(65536, end, np.float32), F))
+        np.testing.assert_array_equal(got, want)
+    x = np.concatenate([SPECIAL, a, np.float32([1e-45, -3e-40, 3.4e38])])
+    with np.errstate(all="ignore"):
+        mantissa, exponent = np.frexp(x)
+    np.testing.assert_array_equal(apply("frexp_mantissa({a})", "cpu", F, (x, F)), mantissa)
+    np.testing.assert_array_equal(apply("frexp_exponent({a})", "cpu", F, (x, F)), np.where(np.isfinite(x), exponent, 0))
 
 
 @pytest.mark.parametrize("name", UNARY)

@@ -139,3 +139,32 @@ def test_layouts_that_are_not_contiguous_are_refused(family: str) -> None:
     call = make_call(SGD, {"param.0": strided, "grad.0": Layout(F, (4,)), "buf.0": Layout(F, (4,))}, (strided,), scalars=SCALARS)
     with pytest.raises(DeviceError, match="contiguous"):
         update.lower(call, profile(family))
+
+
+SCALE = Update(("x",), (("y", "f32", "{x} * {factor} + {more}"),), {"x": "y"}, ("factor", "more"))
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("arena", [False, True])
+def test_values_of_segments(family: str, arena: bool, each: bool) -> None:
+    """A number a segment from one tensor, or one for all; read from views with strides and offsets too."""
+    role = Role(F, [5, 4096, 0, 33, 7], arena, 4, 0)
+    k = len(role.sizes)
+    factors = np.random.default_rng(0).standard_normal(3 * k + 2).astype(np.float32)
+    at = Layout(F, (k,), (3,), 2) if each else Layout(F, (), (), 2)
+    inputs = {**{f"x.{i}": x for i, x in enumerate(role.layouts())}, "factor": at, "more": Layout(H, ())}
+    own = [0] * k if arena else list(range(k))
+    call = make_call(SCALE, inputs, role.layouts(), alias=(*own, k, k + 1, *own), compute=(F,) * (k + 2))
+    lowered = update.lower(call, profile(family))
+    run(lowered, [*role.buffers, upload(factors, F), upload(np.float16([0.5]), H), *role.buffers])
+    used = factors[2::3][:k] if each else [factors[2]] * k
+    role.check([v * f + np.float32(0.5) for v, f in zip(role.values, used, strict=True)], 1e-6)
+
+
+def test_values_may_not_lie_in_what_is_updated(family: str) -> None:
+    layout = Layout(F, (4,))
+    call = make_call(
+        SCALE, {"x.0": layout, "factor": Layout(F, ()), "more": Layout(F, ())}, (layout,), alias=(0, 0, 2, 0), compute=(F,) * 3
+    )
+    with pytest.raises(DeviceError, match="factor and more may not share memory"):
+        update.lower(call, profile(family))

@@ -70,3 +70,38 @@ def test_nonfinite_and_empty() -> None:
         clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
     assert p.grad[1].item() == 1.0
     assert math.isnan(clip_grad_norm_([p], 1.0).item())
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_adaptive(compiled: bool) -> None:
+    """Each gradient times min(1, clip * max(pmin, |p|) / |g|)."""
+    rng = np.random.default_rng(0)
+    shapes, scales = [(3, 4), (5,), (), (2, 2), (0, 3)], [5.0, 1e-4, 3.0, 2.0, 1.0]
+    params = [nn.Parameter(mg.tensor((i * 0.5 * rng.standard_normal(s)).astype(np.float32))) for i, s in enumerate(shapes)]
+    grads = [(c * rng.standard_normal(s)).astype(np.float32) for c, s in zip(scales, shapes, strict=True)]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = mg.tensor(g)
+    params[3].grad = params[3].grad.t()  # not contiguous
+    grads[3] = grads[3].T
+    clip = lambda: nn.utils.adaptive_clip_grad_([*params, nn.Parameter(mg.ones(2))], 0.1, 0.05)
+    (mg.compile(clip) if compiled else clip)()
+    for p, g in zip(params, grads, strict=True):
+        factor = min(1.0, 0.1 * max(0.05, np.linalg.norm(p.detach().numpy())) / max(np.linalg.norm(g), 1e-6))
+        np.testing.assert_allclose(p.grad.numpy(), g * factor, rtol=1e-5, atol=1e-9)
+    with pytest.raises(ValueError, match="clip > 0"):
+        nn.utils.adaptive_clip_grad_(params, 0.0)
+
+
+def test_few_dispatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping 300 gradients takes tens of dispatches, not hundreds, and half-precision gradients may be among them."""
+    params = [nn.Parameter(mg.zeros(3 + i % 5, dtype=mg.float16 if i % 7 == 0 else mg.float32)) for i in range(300)]
+    for i, p in enumerate(params):
+        p.grad = mg.full_like(p.detach(), 0.01 * (i % 3))
+    expected = math.sqrt(sum(float((p.grad.numpy().astype(np.float64) ** 2).sum()) for p in params))
+    device = params[0].device
+    before = device.counters.dispatches
+    total = nn.utils.clip_grad_norm_(params, 0.5)
+    assert device.counters.dispatches - before <= 70
+    assert total.item() == pytest.approx(expected, rel=1e-4)
+    after = math.sqrt(sum(float((p.grad.numpy().astype(np.float64) ** 2).sum()) for p in params))
+    assert after == pytest.approx(0.5, rel=2e-3)

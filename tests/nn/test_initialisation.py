@@ -102,3 +102,30 @@ def test_defaults(torch: Any, name: str, args: Any) -> None:
         assert abs(a.mean() - b.mean()) <= 6 * std / ROOT(a.size), key
         assert a.std() == pytest.approx(std, rel=0.2), key
         assert np.abs(a).max() == pytest.approx(np.abs(b).max(), rel=0.25), key
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (5, 2, 3, 3), (3, 1), (1, 7)])
+def test_orthogonal(shape: Any) -> None:
+    t = mg.zeros(*shape)
+    assert nn.init.orthogonal_(t, 2.0) is t
+    m = t.numpy().astype(np.float64).reshape(shape[0], -1)
+    gram = m @ m.T if m.shape[0] <= m.shape[1] else m.T @ m
+    np.testing.assert_allclose(gram, 4 * np.eye(len(gram)), atol=1e-5)
+
+
+def test_orthogonal_is_uniform() -> None:
+    """A column's signs and its mean are those of a random direction."""
+    firsts = np.array([nn.init.orthogonal_(mg.zeros(3, 3)).numpy()[:, 0] for _ in range(600)])
+    assert np.abs(firsts.mean(0)).max() < 0.1
+    np.testing.assert_allclose((firsts**2).mean(0), 1 / 3, atol=0.06)
+
+
+def test_eye_and_wrong_shapes() -> None:
+    p = nn.Parameter(mg.ones(2, 3))
+    assert nn.init.eye_(p).tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert p.is_leaf
+    with pytest.raises(mg.ShapeError, match="eye_ needs 2 dimensions"):
+        nn.init.eye_(mg.zeros(2))
+    with pytest.raises(mg.ShapeError, match="at least 2 dimensions"):
+        nn.init.orthogonal_(mg.zeros(2))
+    assert nn.init.orthogonal_(mg.zeros(0, 3)).shape == (0, 3)

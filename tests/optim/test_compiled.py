@@ -18,6 +18,13 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda p: optim.AdamW(p, lr=0.01),
     "amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
     "laprop": lambda p: optim.LaProp(p, lr=0.01),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True, eps=1e-3),
+    "lion": lambda p: optim.Lion(p, lr=0.01),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
+    "adadelta": lambda p: optim.Adadelta(p),
+    "adamax": lambda p: optim.Adamax(p, lr=0.01),
+    "nadam": lambda p: optim.NAdam(p, lr=0.01),
+    "radam": lambda p: optim.RAdam(p, lr=0.01, betas=(0.9, 0.9)),
 }
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((6, 8, 5)).astype(np.float32), RNG.integers(0, 3, (6, 8))
@@ -87,6 +94,30 @@ def test_structure_retraces() -> None:
         _run(f, o, range(2))
         o.param_groups[0].update(dampening=0.0, nesterov=True)
         _run(f, o, range(2, 4))
+    assert compiled.traces == 2
+    for a, b in zip(_values(net), _values(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_lr_multipliers() -> None:
+    """Other factors need no new trace, other members of a dispatch do."""
+
+    def make(p: Any) -> Any:
+        opt = optim.AdamW(zip("abcd", p, strict=True), lr=0.05)
+        opt.set_lr_multipliers({"a": 0.5, "b": 0.25})
+        return opt
+
+    net, opt, step = _training(make)
+    other, other_opt, plain = _training(make)
+    compiled = mg.compile(plain)
+    for o, f in ((opt, step), (other_opt, compiled)):
+        _run(f, o, range(2))
+        o.param_groups[0]["lr_multipliers"]["b"] = 0.75
+        _run(f, o, range(2, 4))
+    assert compiled.traces == 1
+    for o, f in ((opt, step), (other_opt, compiled)):
+        o.param_groups[0]["lr_multipliers"]["b"] = 0.5
+        _run(f, o, range(4, 6))
     assert compiled.traces == 2
     for a, b in zip(_values(net), _values(other), strict=True):
         np.testing.assert_array_equal(a, b)

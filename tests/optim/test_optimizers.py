@@ -27,7 +27,29 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {"lr": 0.01, "amsgrad": True, "maximize": True}),
     ("AdamW", {"lr": 0.01}),
     ("AdamW", {"lr": 0.02, "weight_decay": 0.3, "amsgrad": True}),
+    ("RMSprop", {"lr": 0.01}),
+    ("RMSprop", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "alpha": 0.9}),
+    ("RMSprop", {"lr": 0.01, "centered": True, "eps": 1e-4}),
+    ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5, "maximize": True, "eps": 1e-4}),
+    ("Adagrad", {"lr": 0.1}),
+    ("Adagrad", {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.1, "initial_accumulator_value": 0.3, "maximize": True}),
+    ("Adadelta", {}),
+    ("Adadelta", {"lr": 0.5, "rho": 0.8, "weight_decay": 0.1, "maximize": True}),
+    ("Adamax", {"lr": 0.01}),
+    ("Adamax", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "maximize": True}),
+    ("NAdam", {"lr": 0.01}),
+    ("NAdam", {"lr": 0.01, "weight_decay": 0.1, "momentum_decay": 0.1}),
+    ("NAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    ("RAdam", {"lr": 0.01}),
+    ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
 ]
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
 _ids = [f"{name}-{'-'.join(k for k in kwargs if k != 'lr')}" for name, kwargs in CASES]
 
 
@@ -67,7 +89,31 @@ def test_laprop(decay: float) -> None:
     same(params, _laprop(50, 0.01, 0.9, 0.99, 1e-12, decay))
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "LaProp"])
+def _lion(step_count: int, lr: float, beta1: float, beta2: float, decay: float) -> list[Any]:
+    """The formula, in float64. Source: arXiv:2302.06675."""
+    params = [a.astype(np.float64) for a in starts()]
+    m = [np.zeros_like(p) for p in params]
+    for t in range(step_count):
+        for i, g in enumerate(gradients(t)):
+            params[i] = params[i] * (1 - lr * decay) - lr * np.sign(beta1 * m[i] + (1 - beta1) * g)
+            m[i] = beta2 * m[i] + (1 - beta2) * g
+    return params
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lion(decay: float) -> None:
+    params = parameters()
+    opt = optim.Lion(params, lr=0.01, weight_decay=decay)
+    for step in range(50):
+        give(params, step, mg.tensor)
+        opt.step()
+    same(params, _lion(50, 0.01, 0.9, 0.99, decay))
+    params[0].grad = mg.tensor(np.full((3, 5), np.nan, np.float32))
+    opt.step()
+    assert np.isnan(params[0].detach().numpy()).all(), "NaN has no sign, but must be seen"
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "LaProp", "Lion", "NAdam", "RAdam", "Adagrad"])
 def test_reference_agrees_with_eager(name: str) -> None:
     def run() -> list[Any]:
         params = parameters()
@@ -194,7 +240,7 @@ def test_closure() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "kwargs"), [CASES[4], CASES[8], CASES[9]], ids=["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize(("name", "kwargs"), [CASES[i] for i in (4, 8, 9, 12, 16, 17, 20, 22, 25)], ids=_name)
 def test_state_from_torch(torch: Any, name: str, kwargs: dict[str, Any]) -> None:
     """Half the steps by PyTorch, the rest by both."""
     theirs = twins(torch)
@@ -205,7 +251,7 @@ def test_state_from_torch(torch: Any, name: str, kwargs: dict[str, Any]) -> None
     ours = [nn.Parameter(mg.tensor(q.detach().numpy())) for q in theirs]
     opt = getattr(optim, name)(ours, lr=99.0)
     opt.load_state_dict(twin.state_dict())
-    assert opt.param_groups[0]["lr"] == kwargs["lr"]
+    assert opt.param_groups[0]["lr"] == kwargs.get("lr", 1.0)
     for step in range(10, 20):
         give(ours, step, mg.tensor)
         give(theirs, step, torch.tensor)
@@ -215,7 +261,7 @@ def test_state_from_torch(torch: Any, name: str, kwargs: dict[str, Any]) -> None
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "kwargs"), [CASES[4], CASES[8]], ids=["SGD", "Adam"])
+@pytest.mark.parametrize(("name", "kwargs"), [CASES[i] for i in (4, 8, 12, 16, 22)], ids=_name)
 def test_state_to_torch(torch: Any, name: str, kwargs: dict[str, Any]) -> None:
     ours = parameters()
     opt = getattr(optim, name)(ours, **kwargs)
@@ -299,6 +345,11 @@ def test_arguments_are_checked() -> None:
         (lambda: optim.SGD([p], lr=-1.0), ValueError, "invalid lr: -1.0"),
         (lambda: optim.SGD([p], lr=0.1, nesterov=True), ValueError, "nesterov momentum requires"),
         (lambda: optim.Adam([p], betas=(0.9, 1.0)), ValueError, "invalid beta parameter at index 1"),
+        (lambda: optim.Lion([p], betas=(-0.1, 0.9)), ValueError, "invalid beta parameter at index 0"),
+        (lambda: optim.Adadelta([p], rho=1.5), ValueError, "invalid rho"),
+        (lambda: optim.Adagrad([p], lr_decay=-1.0), ValueError, "invalid lr_decay"),
+        (lambda: optim.RMSprop([p], momentum=-1.0), ValueError, "invalid momentum"),
+        (lambda: optim.NAdam([p], momentum_decay=-1.0), ValueError, "invalid momentum_decay"),
         (lambda: optim.Adam([p, p]), ValueError, "appears twice"),
         (lambda: optim.Adam([{"params": [p]}, {"params": [p]}]), ValueError, "appears twice"),
         (lambda: optim.Adam([3]), TypeError, "is a int, not a Tensor"),
@@ -308,6 +359,42 @@ def test_arguments_are_checked() -> None:
     for make, kind, text in bad:
         with pytest.raises(kind, match=text):
             make()
+
+
+def test_lr_multipliers() -> None:
+    """The longest prefix counts; it is as if the parameters had groups with these learning rates, also after saving."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def build() -> Any:
+        mg.manual_seed(0)
+        return Net()
+
+    net, twin = build(), build()
+    opt = optim.AdamW(net.named_parameters(), lr=0.1, weight_decay=0.1)
+    opt.set_lr_multipliers({"": 0.5, "head.": 0.1, "head.bias": 0.0})
+    rates = [("body.weight", 0.05), ("body.bias", 0.05), ("head.weight", 0.01), ("head.bias", 0.0)]
+    other = optim.AdamW([{"params": [twin.get_parameter(n)], "lr": lr} for n, lr in rates], weight_decay=0.1)
+    before = net.head.bias.tolist()
+    for step in range(4):
+        if step == 2:
+            again = optim.AdamW(net.named_parameters())
+            again.load_state_dict(copy.deepcopy(opt.state_dict()))
+            opt = again
+        for n, o in ((net, opt), (twin, other)):
+            (n.head(n.body(mg.ones(2, 3))) ** 2).sum().backward()
+            o.step()
+            o.zero_grad()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_array_equal(p.detach().numpy(), q.detach().numpy())
+    assert net.head.bias.tolist() == before
+    with pytest.raises(ValueError, match=r"no parameter's name begins with 'tail'; there are body\.weight"):
+        opt.set_lr_multipliers({"tail": 1.0})
+    with pytest.raises(ValueError, match="go by names"):
+        optim.SGD(net.parameters()).set_lr_multipliers({"head": 1.0})
 
 
 def test_named_parameters() -> None:

@@ -10,9 +10,11 @@ import pytest
 import meganeura as mg
 from meganeura import dispatch
 from meganeura.ops.archetype import Update
-from meganeura.ops.table import REGISTRY, Op
+from meganeura.ops.table import REGISTRY, Op, Sample
 
 ROWS = [row for row in REGISTRY.values() if isinstance(row.archetype, Update)]
+SAMPLES = [(row, sample) for row in ROWS for sample in row.samples()]  # type: ignore[misc]
+_ids = [row.name for row, _ in SAMPLES]
 
 
 def _alone(array: Any, dtype: Any) -> Any:
@@ -43,33 +45,33 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
-def _applied(row: Op, layout: Any, dtype: Any) -> dict[str, list[Any]]:
-    """Every role's arrays after the row ran on its sample; params and grads in dtype, moments in float32."""
-    (sample,) = row.samples()  # type: ignore[misc]
+def _applied(row: Op, sample: Sample, layout: Any, dtype: Any) -> dict[str, list[Any]]:
+    """Every role's arrays after the row ran on a sample; params and grads in dtype, moments and values in float32."""
+    values = row.archetype.values  # type: ignore[attr-defined]
     roles = [
-        layout(v, dtype if name in ("params", "grads") else mg.float32) if isinstance(v, list) else v
+        layout(v, dtype if name in ("params", "grads") else mg.float32) if isinstance(v, list) else mg.tensor(v) if name in values else v
         for name, v in zip(row.names, sample.args, strict=True)
     ]
     row(*roles)
     return {n: [t.numpy() for t in v] for n, v in zip(row.names, roles, strict=True) if isinstance(v, list)}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=_ids)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_against_numpy(row: Op, layout: str) -> None:
-    got = _applied(row, LAYOUTS[layout], mg.float32)
+def test_against_numpy(row: Op, sample: Sample, layout: str) -> None:
+    got = _applied(row, sample, LAYOUTS[layout], mg.float32)
     with dispatch.use(mg.Reference(precise=True)):
-        expected = _applied(row, LAYOUTS["alone"], mg.float32)
+        expected = _applied(row, sample, LAYOUTS["alone"], mg.float32)
     for role, arrays in expected.items():
         for a, b in zip(got[role], arrays, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6, err_msg=role)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_float16(row: Op) -> None:
-    got = _applied(row, LAYOUTS["alone"], mg.float16)
+@pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=_ids)
+def test_float16(row: Op, sample: Sample) -> None:
+    got = _applied(row, sample, LAYOUTS["alone"], mg.float16)
     with dispatch.use(mg.Reference()):
-        expected = _applied(row, LAYOUTS["alone"], mg.float16)
+        expected = _applied(row, sample, LAYOUTS["alone"], mg.float16)
     for role, arrays in expected.items():
         for a, b in zip(got[role], arrays, strict=True):
             assert a.dtype == b.dtype

@@ -90,7 +90,9 @@ def test_what_reads_a_lost_result_does_not_run() -> None:
     x, p, q = mg.ones(100), mg.full((100,), 3.0), mg.full((100,), 4.0)
     g = x.exp()
     p += g; p -= g
+    poison = [mg.full((100,), float("nan")) for _ in range(8)]
     mg.synchronize()
+    del poison
     q += 1
     fails("exp")
     g = x.exp()
@@ -157,4 +159,83 @@ def test_a_compiled_call_does_not_run_on_a_lost_argument() -> None:
     mg.synchronize()
     update(g)
     assert (p.numpy() == before + 1).all()
+    """)
+
+
+def test_a_lost_operand_that_is_written_in_place_stops_the_call_too() -> None:
+    """An optimizer's moment that was never written: the parameter beside it keeps its value. Found late, and found before."""
+    survives("""
+    BOTH = '''
+    @group(0) @binding(0) var<storage, read_write> p: array<f32>;
+    @group(0) @binding(1) var<storage, read_write> m: array<f32>;
+    @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) g: vec3<u32>) { m[g.x] += 1.0; p[g.x] += m[g.x]; }
+    '''
+    kernel = Kernel(("both",), lambda _: BOTH, ("read_write", "read_write"), "both", params=False)
+    both = d.prepare(Lowered((Launch(kernel, (0, 1), (1, 1, 1)),)))
+    x, p = upload(d, np.full(64, 2, np.float32)), upload(d, np.full(64, 3, np.float32))
+    for late in (True, False):
+        m = d.alloc(256)
+        d.faults.skip_checks = True
+        d.record(d.prepare(scale(64, (70000, 1, 1))), (x, m), (9.0, 9.0), "u.py:2", "offender")
+        d.faults.skip_checks = False
+        if late:
+            d.record(both, (p, m), (), "u.py:3", "both")
+            raises(d.flush, "offender")
+        else:
+            raises(d.flush, "offender")
+            raises(lambda: d.record(both, (p, m), (), "u.py:3", "both"), "offender")
+        assert floats(d, p, 1)[0] == 3
+    """)
+
+
+def test_a_failure_found_while_the_ring_is_full_spoils_no_other_call() -> None:
+    """The submit that makes room for a call's numbers finds a bad op and drops the bind groups of what it lost."""
+    survives("""
+    d.recorder.batch = 10_000
+    p = d.prepare(scale(64))
+    x, y, z = upload(d, np.full(64, 2, np.float32)), d.alloc(256), d.alloc(256)
+    d.record(p, (y, z), (1.0, 0.0), None, "first")
+    d.flush()
+    d.free(y)
+    again = d.alloc(256)
+    assert again is y
+    d.faults.skip_checks = True
+    d.record(d.prepare(scale(64, (70000, 1, 1))), (x, y), (9.0, 9.0), "u.py:2", "offender")
+    d.faults.skip_checks = False
+    w = d.alloc(256)
+    for _ in range(255):
+        d.record(p, (x, w), (2.0, 1.0), None, "innocent")
+    raises(lambda: d.record(p, (y, z), (1.0, 0.0), "u.py:3", "reader"), "offender")
+    raises(d.flush, "offender")
+    assert floats(d, w, 1)[0] == 5
+    d.record(p, (w, z), (2.0, 1.0), None, "after")
+    assert floats(d, z, 1)[0] == 11
+    """)
+
+
+def test_a_call_that_cannot_be_bound_leaves_no_half_of_itself() -> None:
+    survives("""
+    p = d.prepare(Lowered((scale_launch(64, (0, 1)), scale_launch(64, (1, 2)))))
+    x, y, gone = upload(d, np.full(64, 2, np.float32)), upload(d, np.full(64, 7, np.float32)), d.alloc(4096)
+    d.free(gone)
+    d.pool.trim()
+    d.synchronize()
+    raises(lambda: d.record(p, (x, y, gone), (2.0, 1.0), "u.py:2", "half"), "half", "destroyed")
+    assert floats(d, y, 1)[0] == 7
+    """)
+
+
+def test_temporaries_of_a_call_that_runs_out_of_memory_go_back() -> None:
+    survives("""
+    n = 1 << 20
+    launches = (scale_launch(64, (0, TEMP(0))), scale_launch(64, (TEMP(0), TEMP(1))), scale_launch(64, (TEMP(1), 1)))
+    two = d.prepare(Lowered(launches, (4 * n, 12 * n)))
+    x, y = upload(d, np.full(64, 2, np.float32)), d.alloc(256)
+    d.free(d.alloc(4 * n))
+    live = d.memory().live
+    d.faults.fail_alloc = 2
+    raises(lambda: d.record(two, (x, y), (2.0, 1.0), "u.py:2", "two"), "cannot hold")
+    assert d.memory().live == live
+    d.record(two, (x, y), (2.0, 1.0), "u.py:2", "two")
+    assert floats(d, y, 1)[0] == 23
     """)

@@ -155,3 +155,26 @@ def test_no_kernel_source_holds_a_number_of_its_call() -> None:
     finally:
         pipelines.Pipelines._build = build  # type: ignore[method-assign]
     assert not [s for s in seen if any(n in s for n in ("0.1234567", "0.9876543", "0.0123456", "0.314159", "0.271828"))]
+
+
+@pytest.mark.parametrize("name", ["power", "left operand of a division"])
+def test_truth_values_are_told_apart_in_gradients(name: str) -> None:
+    """True and False have one dtype, but a gradient rule that met one of them may not serve the other."""
+    act: Callable[[Any, bool], Any] = {"power": lambda x, v: x.pow(v), "left operand of a division": lambda x, v: v / x}[name]
+    x = mg.tensor([2.0, 4.0])
+    grads = {v: _grad(lambda t, v=v: act(t, v), x).tolist() for v in (True, False)}
+    assert grads[False] == [0, 0]
+    assert grads[True] == ([1, 1] if name == "power" else [-0.25, -0.0625])
+
+
+def test_caches_of_plans_and_rules_are_bounded() -> None:
+    from meganeura.eager import fuse
+
+    rules = dispatch.current().rules
+    most, fuse.MAX_RULES = fuse.MAX_RULES, 20
+    try:
+        for n in range(1, 60):
+            _grad(lambda t: t.tanh(), mg.ones(n))
+        assert len(rules.known) <= 20
+    finally:
+        fuse.MAX_RULES = most

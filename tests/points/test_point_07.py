@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,8 @@ def test_the_error_waits_for_a_sync_and_comes_once() -> None:
         mg.synchronize()
     assert z.tolist() == [2, 2, 2]
     assert (y * 1).tolist() == (np.arange(12).reshape(4, 3) * 2).tolist()
+    x.index_select(0, mg.tensor([1]))  # an index kernel, so the next sync looks again
+    mg.synchronize()
 
 
 def test_the_first_of_several_is_reported() -> None:
@@ -187,3 +190,26 @@ def test_a_violation_at_exit_is_no_abort() -> None:
         print("alive")
     """)
     assert (done.returncode, done.stdout.split()) == (0, ["alive"]), done.stderr
+
+
+def test_a_session_that_died_before_the_sync_still_names_op_and_line() -> None:
+    mg.synchronize()
+    out = mg.compile(lambda x, i: x.index_select(0, i) * 2)(table(), mg.tensor([9]))
+    gc.collect()
+    with pytest.raises(IndexOutOfRangeError, match=f"index_select: index 9 .*size 4\n.*{HERE}"):
+        out.tolist()
+    mg.synchronize()
+
+
+def test_names_of_dispatches_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meganeura.gpu import transfer
+
+    monkeypatch.setattr(transfer, "MAX_NOTED", 10)
+    mg.synchronize()
+    x, i = table(), mg.tensor([0])
+    for _ in range(30):
+        x.index_select(0, i)
+    x.index_select(0, mg.tensor([7]))
+    assert len(gpu.current().status.noted) <= 10
+    with pytest.raises(IndexOutOfRangeError, match="index_select: index 7"):
+        mg.synchronize()

@@ -1,5 +1,7 @@
 """In-place ops and views, beyond tests/test_autodiff.py: versions, regenerated histories, refusals; always as PyTorch."""
 
+# ruff: noqa: PLC3002
+
 from __future__ import annotations
 
 from collections.abc import Callable

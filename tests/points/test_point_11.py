@@ -16,6 +16,7 @@ import pytest
 
 import meganeura as mg
 from meganeura import dispatch, gpu
+from meganeura.gpu.replay import Frozen
 from tests.gpu.handmade import ROOT, child
 from tests.style.package import sources
 
@@ -172,7 +173,7 @@ def test_a_collection_inside_a_record_is_harmless() -> None:
 def test_a_forked_child_gets_an_error_and_may_die_in_peace() -> None:
     """Tensors, tapes and sessions copied into the child: using one raises, dropping all of them does nothing."""
     done = child("""
-        import gc
+        import gc, signal
         import meganeura as mg
         x = mg.ones(4, requires_grad=True)
         f = mg.compile(lambda t: (t * 2).sum())
@@ -180,6 +181,7 @@ def test_a_forked_child_gets_an_error_and_may_die_in_peace() -> None:
         mg.synchronize()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(10)
             code = 1
             try:
                 wrong = []
@@ -285,3 +287,174 @@ def test_finalizers_call_nothing_but_an_append() -> None:
                 }
                 assert calls <= allowed, (name, calls - allowed)
                 assert not [n for n in ast.walk(node) if isinstance(n, ast.With)], name
+
+
+def test_ctrl_c_at_any_call_of_a_submit_neither_loses_nor_repeats_work() -> None:
+    """Interrupts a flush, then a replay of three submits, at every call and return inside, one after the other."""
+    done = child("""
+        def struck(act, at):
+            "Run act with Ctrl-C raised at the at-th call or return below it; whether it came so far."
+            left = at
+            def profile(frame, event, argument):
+                nonlocal left
+                if "/gpu/" not in frame.f_code.co_filename and "wgpu" not in frame.f_code.co_filename:
+                    return
+                if event in ("call", "c_return") and frame.f_code.co_name not in ("run", "release_commands"):
+                    left -= 1
+                    if left == 0:
+                        sys.setprofile(None)
+                        raise KeyboardInterrupt
+            sys.setprofile(profile)
+            try:
+                act()
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.setprofile(None)
+            return False
+
+        from meganeura.gpu.replay import Frozen
+        d = gpu.current()
+        p = d.prepare(scale(64))
+        a, b = upload(d, np.zeros(64, np.float32)), d.alloc(256)
+        d.record(p, (a, b), (1.0, 0.0), None, "first")
+        d.synchronize()
+        at, total = 0, 0.0
+        while True:
+            at += 1
+            d.record(p, (a, b), (1.0, float(at)), None, "there")
+            d.record(p, (b, a), (1.0, 1.0), None, "back")
+            total += at + 1
+            came = struck(d.flush, at)
+            d.record(p, (a, b), (1.0, 0.0), None, "after")
+            assert floats(d, a, 1)[0] == total, (at, floats(d, a, 1)[0], total)
+            if not came:
+                break
+        assert at > 8, at
+
+        pair = (a, b)  # to and fro, so that every second step shows in a
+        steps = [(scale_launch(64), (pair[i % 2], pair[1 - i % 2]), None) for i in range(4)]
+        frozen = Frozen(d, steps, [("step", None)] * 4, chunk=1)
+        for i in range(4):
+            frozen.set_scalars(i, (1.0, 1.0))
+        frozen.run()
+        total, at, runs = floats(d, a, 1)[0], 0, set()
+        while True:
+            at += 1
+            came = struck(frozen.run, at)
+            now = floats(d, a, 1)[0]
+            assert now - total in (0, 4), (at, now, total)
+            runs.add((came, now - total))
+            total = now
+            if not came:
+                break
+        assert runs == {(True, 0), (True, 4), (False, 4)}, runs
+        print("alive", at)
+    """)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split()[:1] == ["alive"], done.stdout + done.stderr
+
+
+def test_ctrl_c_in_a_compiled_call_leaves_it_whole() -> None:
+    """At every call inside a call whose arguments change: the state is that of before or after, and later calls are right."""
+    done = child("""
+        import gc
+        import meganeura as mg
+        d = gpu.current()
+        state = mg.zeros(64)
+        @mg.compile
+        def step(x):
+            state.add_(x)
+            return x * 2
+        xs = [mg.full((64,), float(i)) for i in range(3)]
+        for x in xs:
+            step(x)
+        mg.synchronize()
+        at, rounds, total = 0, 0, state[0].item()
+        live = []
+        while rounds < 2:  # in the second round the bind groups are there, and other calls are struck
+            at += 1
+            x, left = xs[at % 2], at  # never the argument of the call before, so that there is something to rebind
+            def profile(frame, event, argument):
+                global left
+                name = frame.f_code.co_filename
+                if event in ("call", "c_return") and ("/gpu/" in name or "/session.py" in name) and "meganeura" in name:
+                    left -= 1
+                    if left == 0:
+                        sys.setprofile(None)
+                        raise KeyboardInterrupt
+            came = False
+            sys.setprofile(profile)
+            try:
+                out = step(x)
+            except KeyboardInterrupt:
+                came = True
+            finally:
+                sys.setprofile(None)
+            out = None
+            gc.collect()
+            now = state[0].item()
+            assert now - total in (0, at % 2), (at, now, total)
+            y = step(xs[2])
+            assert (y[0].item(), state[0].item()) == (4, now + 2), (at, y[0].item(), state[0].item(), now)
+            total = now + 2
+            y = None
+            live.append(d.memory().live)
+            if not came:
+                most, at, rounds = at, 0, rounds + 1
+        assert most > 30, most
+        print("alive", live[-1] <= live[5] + 4096)
+    """)
+    assert (done.returncode, done.stdout.split()) == (0, ["alive", "True"]), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="No module named fork")
+def test_a_child_forked_while_a_thread_holds_the_lock_is_told_too() -> None:
+    done = child("""
+        import signal, threading
+        import meganeura as mg
+        x = mg.ones(4)
+        f = mg.compile(lambda t: (t * 2).sum())
+        f(x).item()
+        held, end = threading.Event(), threading.Event()
+        def hold():
+            with gpu.current().lock:
+                held.set()
+                end.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            code = 1
+            try:
+                f(x)
+            except DeviceError as e:
+                code = 0 if "spawn" in str(e) else 2
+            finally:
+                os._exit(code)
+        code = os.waitpid(pid, 0)[1]
+        end.set()
+        thread.join()
+        assert code == 0, code
+        print("alive")
+    """)
+    assert (done.returncode, done.stdout.split()) == (0, ["alive"]), done.stdout + done.stderr
+
+
+def test_ctrl_c_in_a_rebinding_leaves_no_half_bound_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = mg.compile(lambda x: x * 2)
+    xs = [mg.full((9,), float(k)) for k in range(3)]
+    assert f(xs[0]).tolist() == [0] * 9
+
+    def struck(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("_follow", "_group", "rebind_all"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Frozen, name, struck)
+            with pytest.raises(KeyboardInterrupt):
+                f(xs[1])
+        for k in (1, 2, 0):
+            assert f(xs[k]).tolist() == [2 * k] * 9

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.style.package import ROOT, is_package, sources
 
@@ -81,10 +83,9 @@ def test_eager_and_compile_do_not_know_each_other() -> None:
 
 _LIGHT = """
 import sys, time
-import numpy
-t = time.perf_counter()
+t = time.process_time()
 import meganeura
-spent = time.perf_counter() - t
+spent = time.process_time() - t
 names = ("wgpu", "wgpudawn", "onnx", "nnef", "torch", "matplotlib", "tqdm", "egglog", "safetensors", "scipy")
 heavy = [m for m in names if m in sys.modules]
 gpu = sys.modules.get("meganeura.gpu.device")
@@ -92,14 +93,14 @@ print(spent, ",".join(heavy) or "-", getattr(gpu, "_current", None))
 """
 
 
-def test_import_is_light() -> None:
-    """Well under half a second, no device, nothing heavy. Best of three, because machines are busy."""
+def test_import_is_light(tmp_path: Path) -> None:
+    """Under 0.4 s of processor time with numpy and with byte code in place, no device, nothing heavy. Best of five: machines are busy."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
     best = 9.0
-    for _ in range(3):
-        out = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True, cwd=ROOT, env=env)
+        out = done.stdout.split()
         assert out[1] == "-", f"import meganeura also imports {out[1]}"
         assert out[2] == "None", "import meganeura opens a device"
         best = min(best, float(out[0]))
-        if best < 0.4:
-            return
-    raise AssertionError(f"import meganeura takes {best:.2f} s")
+    assert best < 0.4, f"import meganeura takes {best:.2f} s"

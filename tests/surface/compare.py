@@ -41,10 +41,10 @@ def lay(lib: Any, a: Any, layout: str, grad: bool) -> tuple[Any, Any]:
         elif layout == "stepped":
             base = np.repeat(a, 2, axis=-1)
             base[..., 1::2] = 1
-            view = lambda t: t[..., ::2]  # noqa: E731
+            view = lambda t: t[..., ::2]
         elif layout == "shifted":
             base = np.concatenate([a.reshape(-1)[:1], a.reshape(-1), a.reshape(-1)[:1]])
-            view = lambda t: t[1:-1].reshape(a.shape)  # noqa: E731
+            view = lambda t: t[1:-1].reshape(a.shape)
         elif layout == "expanded":
             base, view = np.ascontiguousarray(a[:1]), lambda t: t.expand(*a.shape)
     leaf = lib.tensor(base.copy())
@@ -57,7 +57,9 @@ def to_half(args: Sequence[Any]) -> list[Any]:
     return [a.astype(np.float16) if isinstance(a, np.ndarray) and a.dtype == np.float32 else a for a in args]
 
 
-def run(lib: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], layout: str, grad: bool) -> tuple[list[Any], list[Any]]:
+def run(
+    lib: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], layout: str, grad: bool
+) -> tuple[list[Any], list[Any]]:
     """Outputs as arrays, and gradients of the float leaves for a fixed random cotangent."""
     leaves: list[Any] = []
 

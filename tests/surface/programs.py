@@ -89,8 +89,8 @@ _UNARY = (
 _UNARY_JUMPS = ("sign", "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not", "bitwise_not")
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow")
 _BINARY_JUMPS = (
-    "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
-    "bitwise_xor",
+    "floor_divide", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "bitwise_and",
+    "bitwise_or", "bitwise_xor",
 )  # fmt: skip
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b, "//": lambda a, b: a // b,
@@ -171,7 +171,7 @@ def _reduce(rng: random.Random) -> Call:
         dim = None
     correction = rng.choice((0, 1)) if name in ("var", "std") else None
     extra = {} if correction is None else {"correction": correction}
-    jumps = name in ("any", "all")
+    jumps = name in ("any", "all", "amax", "amin")
     return Call(f"{name} dim={dim} {keep} {extra}", 1, lambda lib, F, x: getattr(lib, name)(x, dim=dim, keepdim=keep, **extra), jumps)
 
 
@@ -181,7 +181,7 @@ def _extreme(rng: random.Random) -> Call:
     if name.startswith("arg"):
         return Call(f"{name} {dim} {keep}", 1, lambda lib, F, x: getattr(x, name)(dim=dim, keepdim=keep), True)
     if dim is None:
-        return Call(f"{name}()", 1, lambda lib, F, x: getattr(x, name)())
+        return Call(f"{name}()", 1, lambda lib, F, x: getattr(x, name)(), True)
     return Call(f"{name} {dim} {keep} [{part}]", 1, lambda lib, F, x: getattr(x, name)(dim, keepdim=keep)[part], True)
 
 
@@ -244,8 +244,8 @@ def _index(rng: random.Random) -> Call:
     listed = [rng.randint(-2, 2) for _ in range(rng.randint(0, 4))]
     keys: tuple[Any, ...] = (
         i, (i, j), slice(i, j), slice(None, None, k), (Ellipsis, i), (None, i), (slice(None), None), (Ellipsis, slice(j, None, k), None),
-        (slice(None), i), listed, (slice(None), listed), (listed, i), (i, listed), (listed, slice(None), listed), (listed, listed), True, False,
-        (), Ellipsis, (None, listed, None), slice(5, 2),
+        (slice(None), i), listed, (slice(None), listed), (listed, i), (i, listed), (listed, slice(None), listed), (listed, listed), True,
+        False, (), Ellipsis, (None, listed, None), slice(5, 2),
     )  # fmt: skip
     key = rng.choice(keys)
     return Call(f"x[{key}]", 1, lambda lib, F, x: x[_tensors(lib, key)])
@@ -314,6 +314,8 @@ def _loss(rng: random.Random) -> Call:
 
 def _changes(rng: random.Random) -> Call:
     value, i = rng.choice(SCALARS), rng.randint(-2, 2)
+    listed = [rng.randint(-2, 2) for _ in range(rng.randint(0, 3))]
+    distinct = rng.sample((0, 1, 2), rng.randint(0, 3))  # torch gives the gradient to all of equal indices, we to the one that won
     options: tuple[tuple[str, int, Step], ...] = (
         ("add_", 2, lambda lib, F, x, y: x.add_(y)),
         ("sub_", 2, lambda lib, F, x, y: x.sub_(y)),
@@ -332,6 +334,10 @@ def _changes(rng: random.Random) -> Call:
         (f"x[..., ::2] = {value}", 1, lambda lib, F, x: _assigned(x, (Ellipsis, slice(None, None, 2)), value)),
         ("x[0] = y", 2, lambda lib, F, x, y: _assigned(x, 0, y > 0)),
         (f"x[x > 0] = {value}", 1, lambda lib, F, x: _assigned(x, x > 0, value)),
+        (f"x[{listed}] = {value}", 1, lambda lib, F, x: _assigned(x, _tensors(lib, listed), value)),
+        (f"x[..., {distinct}] = 2 x", 1, lambda lib, F, x: _doubled(x, _tensors(lib, (..., distinct)))),
+        (f"x[{i}, {distinct}] = 2 x", 1, lambda lib, F, x: _doubled(x, _tensors(lib, (i, distinct)))),
+        ("x[x > 0] = 2 x", 1, lambda lib, F, x: _doubled(x, x > 0)),
         ("x.transpose.add_", 1, lambda lib, F, x: _through(x, x.transpose(0, -1))),
         ("x[1:].mul_", 1, lambda lib, F, x: _through(x, x[1:])),
     )
@@ -344,15 +350,20 @@ def _assigned(x: Any, key: Any, value: Any) -> Any:
     return x
 
 
+def _doubled(x: Any, key: Any) -> Any:
+    x[key] = x[key] * 2
+    return x
+
+
 def _through(x: Any, view: Any) -> Any:
     view.add_(view)
     return x
 
 
 _KINDS: tuple[tuple[int, Callable[[random.Random], Call]], ...] = (
-    (5, _unary), (2, _functional), (6, _binary), (5, _scalar), (1, _alpha), (1, _divide), (2, _where), (1, _clamp), (1, _masked_fill), (5, _reduce),
-    (3, _extreme), (2, _softmax), (1, _norm), (2, _matmul), (7, _view), (6, _index), (1, _mask), (2, _select), (2, _join), (3, _cast), (1, _create),
-    (2, _loss), (5, _changes),
+    (5, _unary), (2, _functional), (6, _binary), (5, _scalar), (1, _alpha), (1, _divide), (2, _where), (1, _clamp), (1, _masked_fill),
+    (5, _reduce), (3, _extreme), (2, _softmax), (1, _norm), (2, _matmul), (7, _view), (6, _index), (1, _mask), (2, _select), (2, _join),
+    (3, _cast), (1, _create), (2, _loss), (5, _changes),
 )  # fmt: skip
 
 

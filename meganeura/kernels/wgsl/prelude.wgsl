@@ -27,6 +27,38 @@ fn round_bf16(x: f32) -> f32 {
   let r = (b + 0x7fffu + ((b >> 16u) & 1u)) & 0xffff0000u;
   return bitcast<f32>(select(r, (b & 0xffff0000u) | 0x400000u, (b & 0x7fffffffu) > 0x7f800000u));
 }
+// A float's place among all floats: neighbours differ by 1, and both zeros are 0.
+fn place(x: f32) -> i32 { let b = bitcast<i32>(x); return select(b, -(b & 0x7fffffff), b < 0); }
+// The next float after a towards b.
+fn nextafter_(a: f32, b: f32) -> f32 {
+  let k = place(a);
+  let n = k + select(-1, 1, place(b) > k);
+  let bits = select(u32(n), 0x80000000u | u32(-n), n < 0 || (n == 0 && is_negative(a)));
+  return select(select(bitcast<f32>(bits), b, place(b) == k), nan(), is_nan(a) || is_nan(b));
+}
+// The same among float16 numbers: 2^13 float32 numbers apart, or 2^-24 below the smallest normal one.
+fn nextafter_half(a: f32, b: f32) -> f32 {
+  let up = place(b) > place(a);
+  let outward = up != is_negative(a);
+  let t = abs(a);
+  let tiny = a + select(-5.96046448e-8, 5.96046448e-8, up);
+  let stepped = bitcast<f32>(bitcast<u32>(a) + select(0xffffe000u, 0x2000u, outward));
+  let inner = select(stepped, copy_sign(65504.0, a), is_inf(a));
+  let normal = select(inner, copy_sign(inf(), a), outward && t >= 65504.0);
+  let r = select(normal, select(tiny, copy_sign(0.0, a), !truth(tiny)), t < 6.10351562e-5 || (t == 6.10351562e-5 && !outward));
+  return select(select(r, b, place(b) == place(a)), nan(), is_nan(a) || is_nan(b));
+}
+// x = frexp_mantissa(x) 2^frexp_exponent(x) with a mantissa in [0.5, 1).
+fn frexp_bits(x: f32) -> u32 { let m = bitcast<u32>(x) & 0x7fffffffu; return select(m, bitcast<u32>(f32(m)), m < 0x00800000u); }
+fn frexp_mantissa(x: f32) -> f32 {
+  let m = bitcast<f32>((frexp_bits(x) & 0x7fffffu) | 0x3f000000u);
+  return select(copy_sign(m, x), x, !truth(x) || !is_finite(x));
+}
+fn frexp_exponent(x: f32) -> f32 {
+  let e = f32(frexp_bits(x) >> 23u) - select(126.0, 275.0, (bitcast<u32>(x) & 0x7fffffffu) < 0x00800000u);
+  return select(e, 0.0, !truth(x) || !is_finite(x));
+}
+fn frac_(x: f32) -> f32 { return select(x - trunc(x), nan(), !is_finite(x)); }
 // 2^n as a float for n in [-126, 127].
 fn power_of_two(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
 
@@ -51,6 +83,18 @@ fn exp_(v: f32) -> f32 {
   let x = select(select(v, 89.0, v > 89.0), -105.0, v < -105.0);
   let n = round(x * 1.44269502);
   return select(exp_scaled(n, (x - n * 0.693359375) - n * -2.12194442e-4), v, is_nan(v));
+}
+// 2^v: 1.5 ulp, exact for whole v.
+fn exp2_(v: f32) -> f32 {
+  let x = select(select(v, 129.0, v > 129.0), -151.0, v < -151.0);
+  let n = round(x);
+  return select(exp_scaled(n, (x - n) * 0.693147181), v, is_nan(v));
+}
+// x 2^n, in two steps so that 2^n may overflow.
+fn ldexp_(x: f32, n: f32) -> f32 {
+  let h = floor(0.5 * n);
+  let r = select(x * exp2_(h) * exp2_(n - h), x * exp2_(n), abs(n) > 1000.0);
+  return select(r, x, !truth(x) && abs(n) <= 1000.0);
 }
 // exp(v) / 2 for v in [0, 89.4], without overflow where exp(v) itself would.
 fn half_exp(v: f32) -> f32 {
@@ -115,8 +159,51 @@ fn log_(x: f32) -> f32 {
   let special = select(select(nan(), x, is_nan(x) || bits == 0x7f800000u), -inf(), (bits & 0x7fffffffu) == 0u);
   return select(r, special, bits - 1u >= 0x7f7fffffu);
 }
-fn log2_(x: f32) -> f32 { return log_(x) * 1.44269504; }
-fn log10_(x: f32) -> f32 { return log_(x) * 0.434294482; }
+// x = 2^k m with m near 1: (k, log m). For x > 0 finite.
+fn log_parts(x: f32) -> vec2<f32> {
+  let bits = bitcast<u32>(x);
+  let tiny = bits < 0x00800000u;
+  let b = select(bits, bitcast<u32>(f32(bits)), tiny);
+  let e = (b - 0x3f2aaaabu) & 0xff800000u;
+  return vec2<f32>(f32(bitcast<i32>(e)) * 1.1920929e-7 - select(0.0, 149.0, tiny), log1p_poly(bitcast<f32>(b - e) - 1.0));
+}
+// What a logarithm gives where x is not positive and finite.
+fn log_special(x: f32, r: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let special = select(select(nan(), x, is_nan(x) || bits == 0x7f800000u), -inf(), (bits & 0x7fffffffu) == 0u);
+  return select(r, special, bits - 1u >= 0x7f7fffffu);
+}
+// Exact for powers of two.
+fn log2_(x: f32) -> f32 {
+  let p = log_parts(x);
+  return log_special(x, p.x + p.y * 1.44269504);
+}
+fn log10_(x: f32) -> f32 {
+  let p = log_parts(x);
+  return log_special(x, p.x * 0.301025391 + (p.x * 4.605039e-6 + p.y * 0.434294482));
+}
+// log(exp(a) + exp(b)) and log2(2^a + 2^b).
+fn logaddexp_(a: f32, b: f32) -> f32 {
+  let m = nan_max(a, b);
+  return select(m + log1p_(exp_(-abs(a - b))), m, !is_finite(m));
+}
+fn logaddexp2_(a: f32, b: f32) -> f32 {
+  let m = nan_max(a, b);
+  return select(m + log1p_(exp2_(-abs(a - b))) * 1.44269504, m, !is_finite(m));
+}
+// x log(y), 0 where x is 0 unless y is NaN.
+fn xlogy_(x: f32, y: f32) -> f32 { return select(select(x * log_(y), 0.0, !truth(x)), y, is_nan(y)); }
+fn xlog1py_(x: f32, y: f32) -> f32 { return select(select(x * log1p_(y), 0.0, !truth(x)), y, is_nan(y)); }
+// -x log(x).
+fn entr_(x: f32) -> f32 {
+  let r = select(-x * log_(x), select(0.0, -inf(), x < 0.0), x <= 0.0);
+  return select(r, x, is_nan(x));
+}
+// log(x / (1 - x)).
+fn logit_(x: f32) -> f32 {
+  let y = 1.0 - x;
+  return select(log_(x / y), log1p_((2.0 * x - 1.0) / y), x > 0.3 && x < 0.65);
+}
 // log(1 + x): 2 ulp. Scales x by the exponent of 1 + x, so that 1 + x itself is never subtracted from.
 fn log1p_(x: f32) -> f32 {
   let e = (bitcast<u32>(1.0 + x) - 0x3f2aaaabu) & 0xff800000u;
@@ -125,6 +212,12 @@ fn log1p_(x: f32) -> f32 {
   let r = log1p_poly(select(m + (0.25 * quarter - 1.0), x, e == 0u)) + f32(bitcast<i32>(e)) * 1.1920929e-7 * 0.693147182;
   let special = select(select(nan(), x, is_nan(x) || x > 0.0), -inf(), x == -1.0);
   return select(special, r, x > -1.0 && is_finite(x));
+}
+// x tanh(log(1 + exp(x))): with e = exp(x), tanh is e (e + 2) / (e (e + 2) + 2).
+fn mish_(x: f32) -> f32 {
+  let e = exp_(select(x, 20.0, x > 20.0));
+  let n = e * (e + 2.0);
+  return x * select(n / (n + 2.0), 1.0, x > 20.0);
 }
 // log(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
 fn softplus_(x: f32, beta: f32, threshold: f32) -> f32 { return select(log1p_(exp_(x * beta)) / beta, x, x * beta > threshold); }
@@ -152,6 +245,13 @@ fn sqrt_(x: f32) -> f32 {
   return select(r, nan(), x < 0.0);
 }
 fn rsqrt_(x: f32) -> f32 { return 1.0 / sqrt_(x); }
+// sqrt(a^2 + b^2) without overflow; infinite where either is.
+fn hypot_(a: f32, b: f32) -> f32 {
+  let e = clamp(max(bitcast<u32>(a) & 0x7f800000u, bitcast<u32>(b) & 0x7f800000u), 0x00800000u, 0x7e800000u);
+  let s = bitcast<f32>(0x7f000000u - e);
+  let r = sqrt_((a * s) * (a * s) + (b * s) * (b * s)) * bitcast<f32>(e);
+  return select(select(r, nan(), is_nan(a) || is_nan(b)), inf(), is_inf(a) || is_inf(b));
+}
 // x^y for x > 0 finite: 2 ulp, the logarithm held in two parts.
 fn pow_positive(x: f32, y: f32) -> f32 {
   let bits = bitcast<u32>(x);
@@ -360,6 +460,28 @@ fn ipow(a: i32, n: i32) -> i32 {
   let inverse = select(0, select(a, 1, (n & 1) == 0), a == 1 || a == -1);
   return select(bitcast<i32>(upow(bitcast<u32>(a), u32(max(n, 0)))), inverse, n < 0);
 }
+
+// Shifts by 32 or more, or by negative numbers, push every bit out.
+fn shift_left(a: i32, n: i32) -> i32 { return select(a << (u32(n) & 31u), 0, n < 0 || n > 31); }
+fn shift_right(a: i32, n: i32) -> i32 { return a >> select(u32(n), 31u, n < 0 || n > 31); }
+fn ushift_left(a: u32, n: u32) -> u32 { return select(a << (n & 31u), 0u, n > 31u); }
+fn ushift_right(a: u32, n: u32) -> u32 { return select(a >> (n & 31u), 0u, n > 31u); }
+// Greatest common divisor; gcd(a, 0) is a.
+fn ugcd(a: u32, b: u32) -> u32 {
+  var x = a;
+  var y = b;
+  loop {
+    if (y == 0u) { break; }
+    let r = x % y;
+    x = y;
+    y = r;
+  }
+  return x;
+}
+fn igcd(a: i32, b: i32) -> i32 { return bitcast<i32>(ugcd(bitcast<u32>(abs(a)), bitcast<u32>(abs(b)))); }
+// Least common multiple; 0 where both are 0.
+fn ulcm(a: u32, b: u32) -> u32 { return (a / max(ugcd(a, b), 1u)) * b; }
+fn ilcm(a: i32, b: i32) -> i32 { return abs((a / max(igcd(a, b), 1)) * b); }
 
 // --- random numbers
 

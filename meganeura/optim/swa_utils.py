@@ -1,0 +1,131 @@
+"""Averages of a model's parameters over training, as torch.optim.swa_utils: equal weights, exponential, or a rule of yours.
+
+The count of updates is a tensor of the model, so averaging waits for nothing, may be compiled, and is saved with the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import dispatch
+from ..dtype import int64
+from ..nn.module import Module
+from ..nn.parameter import Buffer
+from ..ops.factory import full, ones, zeros
+from ..ops.optimizer import average_update
+from ..ops.pointwise import where
+from ..tensor import Tensor
+
+AvgFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+MultiAvgFn = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
+
+
+class _Weighted:
+    """A rule by which every average goes a part of the way to the present value. `weight(n)`: that part, after n updates. -> []."""
+
+    def __init__(self, weight: Callable[[Tensor], Tensor]) -> None:
+        self.weight = weight
+
+    def __call__(self, averages: Sequence[Tensor], current: Sequence[Tensor], num_averaged: Tensor) -> None:
+        move(averages, current, self.weight(num_averaged))
+
+
+def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAvgFn:
+    """average = decay * average + (1 - decay) * value."""
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"invalid decay: {decay}; expected 0 <= decay <= 1")
+    return _Weighted(lambda n: full((), 1.0 - decay))
+
+
+def get_swa_multi_avg_fn() -> MultiAvgFn:
+    """The mean of all values so far."""
+    return _Weighted(lambda n: n.float().add(1.0).reciprocal())
+
+
+def get_ema_avg_fn(decay: float = 0.999) -> AvgFn:
+    """get_ema_multi_avg_fn for one tensor at a time."""
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"invalid decay: {decay}; expected 0 <= decay <= 1")
+    return lambda average, current, n: decay * average + (1.0 - decay) * current
+
+
+def get_swa_avg_fn() -> AvgFn:
+    """get_swa_multi_avg_fn for one tensor at a time."""
+    return lambda average, current, n: average + (current - average) / (n + 1)
+
+
+def move(averages: Sequence[Tensor], current: Sequence[Tensor], weight: Tensor) -> None:
+    """averages += weight * (current - averages) in place, in few dispatches. `weight`: []."""
+    pairs = [(a, c) for a, c in zip(averages, current, strict=True) if a.numel()]
+    if not pairs:
+        return
+    with dispatch.no_grad():
+        dense = [a.contiguous() for a, _ in pairs]
+        average_update(dense, [c.detach().contiguous() for _, c in pairs], weight)
+        for (a, _), d in zip(pairs, dense, strict=True):
+            if a is not d:
+                a.copy_(d)
+
+
+class AveragedModel(Module):
+    """A copy of a model that holds averages of its parameters, as torch.optim.swa_utils.AveragedModel.
+
+    Call `update_parameters(model)` after optimizer steps; the first call copies. Calling the averaged model evaluates the
+    copy. The rule is the mean, or `avg_fn(average, value, n) -> average` a tensor, or `multi_avg_fn(averages, values, n)` for
+    all in place. Buffers are copied, or averaged too with `use_buffers` (those that are floating point).
+    """
+
+    n_averaged: Tensor
+
+    def __init__(
+        self, model: Module, device: Any = None, avg_fn: AvgFn | None = None, multi_avg_fn: MultiAvgFn | None = None,
+        use_buffers: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if avg_fn is not None and multi_avg_fn is not None:
+            raise TypeError("give avg_fn or multi_avg_fn, not both")
+        self.module = copy.deepcopy(model)
+        self.n_averaged = Buffer(zeros((), dtype=int64))
+        self.avg_fn, self.multi_avg_fn = avg_fn, multi_avg_fn
+        if avg_fn is None and multi_avg_fn is None:
+            self.multi_avg_fn = get_swa_multi_avg_fn()
+        self.use_buffers = use_buffers
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def update_parameters(self, model: Module) -> None:
+        """Take the model's present values into the averages."""
+        for owner in (self, model):
+            dispatch.current().observe(owner)
+        with dispatch.no_grad():
+            pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
+            buffers: list[tuple[Tensor, Tensor]] = list(zip(self.module.buffers(), model.buffers(), strict=True))
+            averaged: list[tuple[Tensor, Tensor]] = [*pairs, *(b for b in buffers if self.use_buffers and b[0].is_floating_point())]
+            self._average([a.detach() for a, _ in averaged], [c.detach() for _, c in averaged])
+            for mine, value in buffers:
+                if not (self.use_buffers and mine.is_floating_point()):
+                    mine.copy_(value)
+            self.n_averaged.add_(1)
+
+    def _average(self, averages: list[Tensor], current: list[Tensor]) -> None:
+        n = self.n_averaged.clone()
+        first = n == 0
+        if isinstance(self.multi_avg_fn, _Weighted):
+            move(averages, current, where(first, ones(()), self.multi_avg_fn.weight(n)))
+        elif self.multi_avg_fn is not None:
+            move(averages, current, first.float())
+            self.multi_avg_fn(averages, current, n)
+        elif self.avg_fn is not None:
+            for a, c in zip(averages, current, strict=True):
+                a.copy_(where(first, c, self.avg_fn(a, c, n)))
+
+
+class EMA(AveragedModel):
+    """An AveragedModel with an exponential mean: average = decay * average + (1 - decay) * value."""
+
+    def __init__(self, model: Module, decay: float = 0.999, use_buffers: bool = False) -> None:
+        super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=use_buffers)
+        self.decay = decay
