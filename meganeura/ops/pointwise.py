@@ -458,14 +458,14 @@ def clamp_both(input: Tensor, min: Operand, max: Operand) -> Tensor:
 
 
 @op(
-    Pointwise({"i": "select({input}, {input} + {size}, {input} < 0)", "u": "{input}"}, "first"),
-    ref=lambda input, size: np.where(input < 0, input + size, input),
+    Pointwise({"i": "select({input}, {input} + {size}, {input} < 0 && {input} >= -{size})", "u": "{input}"}, "first"),
+    ref=lambda input, size: np.where((input < 0) & (input >= -size), input + size, input),
     public=False,
     torch=None,
     samples=lambda: [Sample.of(np.array([0, -1, 3, -4, -9]), 4), Sample.of(np.arange(3, dtype=np.int32), 7)],
 )
 def wrapped_index(input: Tensor, size: IntScalar) -> Tensor:
-    """Negative indices counted from the end. [*] -> [*]."""
+    """Negative indices counted from the end; those before the beginning stay, to be reported as they were given. [*] -> [*]."""
 
 
 # ---- rounding ----
