@@ -1,8 +1,8 @@
 """What a dispatch costs the host: warm eager adds of 1,024 elements, and a compiled function of 300 dependent dispatches.
 
 python benchmarks/dispatch.py [--backend wgpu|dawn] [--json FILE]
-Host microseconds without waiting for the device, best of three rounds. The bare loop records, finishes and submits the
-same number of dispatches in the same number of submissions through the backend's C functions and nothing else.
+Host microseconds without waiting for the device, best of many rounds. The bare loop records, finishes and submits the very
+same dispatches in as many submissions through the backend's C functions and does nothing else.
 """
 
 from __future__ import annotations
@@ -15,49 +15,12 @@ import beside
 
 import meganeura as mg
 from meganeura import bench
-from meganeura.gpu.replay import CHUNK
 
 CHAIN = 300
-_SHADER = """
-@group(0) @binding(0) var<storage, read_write> x: array<f32>;
-@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) i: vec3<u32>) { x[i.x] = x[i.x] + 1.0; }
-"""
 
 
-def bare_loop(count: int, chunk: int) -> Callable[[], None]:
-    """Records and submits `count` dispatches that depend on each other, `chunk` a submission, with nothing around the C functions."""
-    device = mg.device()
-    n, api = device.native, device.wgpu
-    module = api.create_shader_module(code=_SHADER)
-    pipeline = api.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
-    buffer = api.create_buffer(size=4096, usage=0x80 | 0x04 | 0x08)
-    entries = [{"binding": 0, "resource": {"buffer": buffer, "offset": 0, "size": 4096}}]
-    group = api.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
-    keep = (pipeline, group, buffer)
-
-    def submission(dispatches: int) -> None:
-        null, dispatch, bind, p, g = n.NULL, n.dispatch, n.set_bind_group, keep[0]._internal, keep[1]._internal
-        encoder = n.create_encoder(device.handle, null)
-        work = n.begin_pass(encoder, null)
-        n.set_pipeline(work, p)
-        for _ in range(dispatches):
-            bind(work, 0, g, 0, null)
-            dispatch(work, 16, 1, 1)
-        n.end_pass(work)
-        n.release_pass(work)
-        commands = n.finish(encoder)
-        n.release_encoder(encoder)
-        n.submit(device.queue, [commands], [])
-
-    def run() -> None:
-        for start in range(0, count, chunk):
-            submission(min(chunk, count - start))
-
-    return run
-
-
-def chain() -> Callable[[], Any]:
-    """A compiled function of 300 adds, each of the result of the last, kept apart by rewrite='off'."""
+def chain() -> Any:
+    """A compiled function of 300 adds, each of the result of the last, kept apart by rewrite='off'; warm, with its argument."""
     x, y = mg.zeros(1024), mg.ones(1024)
 
     def run(x: mg.Tensor) -> mg.Tensor:
@@ -67,19 +30,45 @@ def chain() -> Callable[[], Any]:
 
     compiled = mg.compile(run, rewrite="off")
     assert abs(compiled(x)[0].item() - CHAIN) < 1e-3
-    return lambda: compiled(x)
+    return compiled, x
 
 
-def each(call: Callable[[], Any], wait: Callable[[], Any], calls: int = 50) -> float:
-    """Best host microseconds of one call, the device idle when it begins."""
-    best = float("inf")
-    for _ in range(calls):
-        wait()
-        begin = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - begin)
+def bare_loop(frozen: Any) -> Callable[[], None]:
+    """The same dispatches in as many submissions, recorded, finished and submitted with nothing around the C functions."""
+    device = frozen.device
+    n = device.native
+    chunks = [[(p, g, x, y, z) for p, g, _, x, y, z in chunk] for chunk in frozen.chunks]
+
+    def run() -> None:
+        null, pipe, bind, dispatch = n.NULL, n.set_pipeline, n.set_bind_group, n.dispatch
+        for chunk in chunks:
+            encoder = n.create_encoder(device.handle, null)
+            work = n.begin_pass(encoder, null)
+            for pipeline, group, x, y, z in chunk:
+                if pipeline is not None:
+                    pipe(work, pipeline)
+                bind(work, 0, group, 0, null)
+                dispatch(work, x, y, z)
+            n.end_pass(work)
+            n.release_pass(work)
+            commands = n.finish(encoder)
+            n.release_encoder(encoder)
+            n.submit(device.queue, [commands], [])
+
+    return run
+
+
+def each(calls: list[Callable[[], Any]], wait: Callable[[], Any], rounds: int = 60) -> list[float]:
+    """Best host microseconds of each call, taken in turns, the device idle when one begins."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for i, call in enumerate(calls):
+            wait()
+            begin = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - begin)
     wait()
-    return best * 1e6
+    return [b * 1e6 for b in best]
 
 
 def eager_rows(torch: Any) -> list[dict[str, Any]]:
@@ -98,11 +87,12 @@ def main() -> None:
     args = beside.start(__doc__ or "")
     bench.warm()
     rows = eager_rows(beside.cuda())
-    ours = each(chain(), mg.synchronize) / CHAIN
-    for chunk in (CHUNK[mg.device().family], CHAIN):
-        bare = each(bare_loop(CHAIN, chunk), mg.synchronize) / CHAIN
-        case = f"replay of {CHAIN} dispatches, each; bare loop in {-(-CHAIN // chunk)} submissions"
-        rows.append({"case": case, "host us": ours, "bare us": bare, "ours / bare": ours / bare})
+    compiled, x = chain()
+    frozen = compiled.session(x).frozen
+    whole, list_alone, bare = (us / CHAIN for us in each([lambda: compiled(x), frozen.run, bare_loop(frozen)], mg.synchronize))
+    for name, us in (("its list replayed", list_alone), ("the whole call", whole)):
+        case = f"compiled function of {CHAIN} dispatches, each: {name}"
+        rows.append({"case": case, "host us": us, "bare us": bare, "ours / bare": us / bare})
     beside.finish(rows, args)
 
 

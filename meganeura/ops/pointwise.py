@@ -118,7 +118,7 @@ def mul(input: Operand, other: Operand) -> Tensor:
 
 
 @op(
-    Pointwise("{input} / {other}", "float"),
+    Pointwise("div_({input}, {other})", "float"),
     ref=lambda input, other: input / other,
     grad={"input": lambda grad, other: grad / other, "other": lambda grad, input, other: -grad * input / (other * other)},
 )
@@ -147,7 +147,7 @@ def floored_quotient(input: Operand, other: Operand) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "trunc({input} / {other})", "i": "{input} / {other}", "u": "{input} / {other}"}),
+    Pointwise({"f": "trunc(div_({input}, {other}))", "i": "{input} / {other}", "u": "{input} / {other}"}),
     ref=lambda input, other: np.trunc(np.true_divide(input, other)),
     public=False,
     torch=None,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from meganeura import dtype as D
+from meganeura import gpu
 from meganeura import random as R
 from meganeura.kernels import template
 from tests.kernels.run_call import FAMILIES, apply
@@ -109,8 +110,13 @@ def test_special_function(name: str) -> None:
     if name == "sinc_":
         want[np.abs(x) == 1] = want[np.abs(x) == 2] = 0
     got = apply(f"{name}({{a}})", "cpu", F, (x, F))
-    far = ulps(got, want)
+    far = np.where(flushed(x), 0, ulps(got, want))
     assert far.max() <= bound, (x[far.argmax()], got[far.argmax()], want[far.argmax()], far.max())
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Denormal numbers on a GPU: WebGPU lets arithmetic take them for 0."""
+    return (np.abs(x) < 1.1754944e-38) & (x != 0) & (gpu.current().profile.family == "gpu")
 
 
 def test_gamma_near_zeros_and_below() -> None:
@@ -152,7 +158,7 @@ def test_pairs_of_floats() -> None:
     a, b = (np.exp(rng.uniform(-60, 60, 40000)).astype(np.float32) * rng.choice([-1, 1], 40000).astype(np.float32) for _ in "ab")
     assert ulps(apply("hypot_({a}, {b})", "cpu", F, (a, F), (b, F)), np.hypot(a.astype(np.float64), b)).max() <= 3
     huge, small = np.float32([3e38, 1e-38, 2e38, 5e-39]), np.float32([1e38, 1e-38, 2e38, 1e-39])
-    np.testing.assert_allclose(apply("hypot_({a}, {b})", "cpu", F, (huge, F), (small, F)), np.hypot(huge, small), rtol=3e-7)
+    np.testing.assert_allclose(apply("hypot_({a}, {b})", "cpu", F, (huge, F), (small, F)), np.hypot(huge, small), rtol=3e-7, atol=2e-38)
     u, v = rng.uniform(-90, 90, 40000).astype(np.float32), rng.uniform(-90, 90, 40000).astype(np.float32)
     for name, fn in (("logaddexp_", np.logaddexp), ("logaddexp2_", np.logaddexp2)):
         np.testing.assert_allclose(
@@ -244,7 +250,7 @@ def test_remainders_are_exact(name: str, fn) -> None:
     with np.errstate(all="ignore"):
         want = fn(a, b)
     got = apply(f"{name}({{a}}, {{b}})", "cpu", F, (a, F), (b, F))
-    exact = np.abs(want) < 2**22 if name == "floor_div" else np.ones(len(want), bool)
+    exact = np.abs(want) < 2**20 if name == "floor_div" else np.ones(len(want), bool)
     np.testing.assert_array_equal(got[exact], want[exact])
     np.testing.assert_allclose(got, want, rtol=4e-7)  # Vulkan's division may be off by 2.5 ulp: it shows in huge quotients only
 

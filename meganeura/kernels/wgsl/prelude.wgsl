@@ -202,7 +202,7 @@ fn entr_(x: f32) -> f32 {
 // log(x / (1 - x)).
 fn logit_(x: f32) -> f32 {
   let y = 1.0 - x;
-  return select(log_(x / y), log1p_((2.0 * x - 1.0) / y), x > 0.3 && x < 0.65);
+  return select(log_(div_(x, y)), log1p_((2.0 * x - 1.0) / y), x > 0.3 && x < 0.65);
 }
 // log(1 + x): 2 ulp. Scales x by the exponent of 1 + x, so that 1 + x itself is never subtracted from.
 fn log1p_(x: f32) -> f32 {
@@ -234,7 +234,7 @@ fn acosh_(x: f32) -> f32 {
 }
 fn atanh_(x: f32) -> f32 {
   let t = abs(x);
-  return copy_sign(0.5 * log1p_(2.0 * t / (1.0 - t)), x);
+  return copy_sign(0.5 * log1p_(2.0 * div_(t, 1.0 - t)), x);
 }
 
 // --- powers
@@ -374,7 +374,7 @@ fn atan2_(y: f32, x: f32) -> f32 {
   let a = abs(y);
   let b = abs(x);
   let swap = a > b;
-  let q = select(min(a, b) / max(a, b), select(0.0, 1.0, is_inf(a)), a == b && !(truth(a) && is_finite(a)));
+  let q = select(div_(min(a, b), max(a, b)), select(0.0, 1.0, is_inf(a)), a == b && !(truth(a) && is_finite(a)));
   let p = atan_poly(select(q, 1.0, is_inf(a) && is_inf(b)));
   let r = select(p, 1.57079633 - p, swap);
   let s = copy_sign(select(r, 3.14159265 - r, is_negative(x)), y);
@@ -401,6 +401,12 @@ fn acos_(x: f32) -> f32 {
 
 // --- division and remainder
 
+// a / b also for |b| above 2^126, whose reciprocal is denormal: GPUs divide by it, flushed to 0, and would give 0 or NaN.
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.25, (bitcast<u32>(b) & 0x7fffffffu) > 0x7e800000u);
+  return (a * s) / (b * s);
+}
+
 // The exact remainder with the sign of a; NaN for b = 0 or an infinite a. Takes off up to 12 bits of the quotient a step.
 fn fmod_(a: f32, b: f32) -> f32 {
   let d = abs(b);
@@ -410,11 +416,12 @@ fn fmod_(a: f32, b: f32) -> f32 {
   var below = false;  // a rounded-up quotient took off too much: r is minus the remainder
   let dh = head(d);
   let dl = d - dh;
-  loop {
+  // At least 1 comes off a turn, though a rounded ratio may be below 1: a loop that a driver's division keeps going hangs a GPU.
+  for (var turn = 0u; turn < 64u; turn++) {
     if (known || !(r >= d)) { break; }
-    let scale = select(1.0, 1.26765060e30, is_inf(r / d));
-    let ratio = r / (d * scale);
-    let q = select(head(ratio), floor(ratio), ratio < 4096.0 && scale == 1.0);
+    let scale = select(1.0, 1.26765060e30, is_inf(div_(r, d)));
+    let ratio = div_(r, d * scale);
+    let q = select(select(head(ratio), floor(ratio), ratio < 4096.0 && scale == 1.0), 1.0, ratio < 1.0);
     r = (r - q * (dh * scale)) - q * (dl * scale);
     if (r < 0.0) {
       r = -r;
@@ -432,9 +439,9 @@ fn remainder_(a: f32, b: f32) -> f32 {
 // Python's //.
 fn floor_div(a: f32, b: f32) -> f32 {
   let m = fmod_(a, b);
-  let q = (a - m) / b - select(0.0, 1.0, truth(m) && ((m < 0.0) != (b < 0.0)));
+  let q = div_(a - m, b) - select(0.0, 1.0, truth(m) && ((m < 0.0) != (b < 0.0)));
   let f = floor(q);
-  let r = select(select(f, f + 1.0, q - f > 0.5), copy_sign(0.0, a / b), !truth(q));
+  let r = select(select(f, f + 1.0, q - f > 0.5), copy_sign(0.0, div_(a, b)), !truth(q));
   return select(r, a / b, !truth(b));
 }
 fn idiv_floor(a: i32, b: i32) -> i32 {
