@@ -1,4 +1,4 @@
-"""`python -m meganeura info | ops | demo | bench`: what is here, what it can do, and how fast."""
+"""`python -m meganeura info | ops | support | demo | bench`: what is here, what it can do, and how fast."""
 
 from __future__ import annotations
 
@@ -99,6 +99,14 @@ def ops(args: argparse.Namespace) -> int:
     return 0
 
 
+def support(_args: argparse.Namespace) -> int:
+    """Print which of PyTorch's names are here, as Markdown."""
+    from .support import page
+
+    print(page(), end="")
+    return 0
+
+
 def demo(args: argparse.Namespace) -> int:
     """Train on MNIST digits."""
     from .demo import run
@@ -127,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     table_of_ops = command("ops", ops)
     table_of_ops.add_argument("word", nargs="?", default="", help="show only rows with this word in any column")
     table_of_ops.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    command("support", support)
     show = command("demo", demo)
     show.add_argument("--epochs", type=int, default=12, help="passes over the 8,500 training digits (default 12)")
     show.add_argument("--batch", type=int, default=100, help="digits a step (default 100)")

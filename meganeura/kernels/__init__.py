@@ -6,11 +6,14 @@ Must not know tensors, tapes, traces or the gpu package.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 
 from ..errors import DeviceError
 from ..storage import Layout
-from .kernel import Call, Lowered, Profile
+from .kernel import Call, Launch, Lowered, Profile
+from .parts import parts
 
 _MODULES = {
     "Pointwise": "pointwise",
@@ -39,9 +42,22 @@ def lower(call: Call, profile: Profile) -> Lowered:
     module = _NAMED.get(getattr(call.op.archetype, "name", ""), "") if kind == "Kernel" else _MODULES.get(kind, "")
     if not module:
         raise DeviceError(f"op {call.op.name} has no kernel (archetype {kind})")
-    lowered: Lowered = import_module(f".{module}", __name__).lower(call, profile)
-    _check_reach(call, lowered, profile)
-    return lowered
+    kernels, pieces = import_module(f".{module}", __name__), parts(call, profile)
+    made = [kernels.lower(piece, profile) for piece in pieces]
+    for piece, lowered in zip(pieces, made, strict=True):
+        _check_reach(piece, lowered, profile)
+    return made[0] if len(made) == 1 else _joined(made)
+
+
+def _joined(made: Sequence[Lowered]) -> Lowered:
+    """All launches, one after another, with temporaries of their own."""
+    launches: list[Launch] = []
+    temps: list[int] = []
+    for lowered in made:
+        n = len(temps)
+        launches += [replace(x, bindings=tuple(b - n if b < 0 else b for b in x.bindings)) for x in lowered.launches]
+        temps += lowered.temps
+    return Lowered(tuple(launches), tuple(temps))
 
 
 def _check_reach(call: Call, lowered: Lowered, profile: Profile) -> None:
@@ -55,7 +71,9 @@ def _check_reach(call: Call, lowered: Lowered, profile: Profile) -> None:
     for launch in lowered.launches:
         bound = {call.alias[i] if call.alias and 0 <= i < len(call.alias) else i for i in launch.bindings}
         if launch.ranges is None and bound & roots:
+            whole = [((x.span()[1] + 1) * x.dtype.itemsize, repr(x)) for x in operands if x is not None]
+            size, what = max([*whole, *((n, "a temporary") for n in lowered.temps)])
             raise DeviceError(
-                f"{call.op.name} reaches beyond the {profile.max_binding} bytes that one binding shows on this device "
-                f"({', '.join(repr(x) for x in operands if x is not None)}); use smaller tensors"
+                f"{call.op.name} must bind {size} bytes of one tensor ({what}), but the limit is {profile.max_binding} bytes; "
+                "use smaller tensors"
             )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..shape import Shape, broadcast_strides
 from ..storage import Layout
-from . import matmul_cpu, matmul_gpu
+from . import matmul_cpu, matmul_gpu, template
 from .kernel import TEMP, Call, Launch, Lowered, Profile
 from .matmul_problem import Problem, Result, Side, problem
 from .matmul_sum import add_slices, partial, slice_elements
@@ -34,8 +34,9 @@ def lower(call: Call, profile: Profile) -> Lowered:
     stores: list[Launch] = []
     shared = bool(call.alias) and call.alias[2] != 2
     plan = matmul_cpu.plan if profile.family == "cpu" else matmul_gpu.plan
+    large = template.large(call, profile)
     for p in _problems(a, b, out, launches, temps, profile):
-        for group in cut(p, profile):
+        for group in cut(p, profile, large):
             if p.k == 0:
                 launches.append(add_slices(group[0], 0, 0))
             elif len(group) == 1 and not shared:
@@ -98,10 +99,13 @@ def _entry(layout: Layout, i: int) -> Layout:
 # --- parts that fit ---------------------------------------------------------------------------------------------------
 
 
-def cut(p: Problem, profile: Profile) -> list[list[Problem]]:
-    """Parts within the device's limits. Each inner list adds up to one part of the result (one entry unless K was cut)."""
+def cut(p: Problem, profile: Profile, large: bool = False) -> list[list[Problem]]:
+    """Parts within the device's limits. Each inner list adds up to one part of the result (one entry unless K was cut).
+
+    large: an operand exceeds a binding, so every part says what it binds.
+    """
     groups = _cut([p], profile.max_binding - 512, profile.max_groups)
-    return [[_narrow(q, profile.max_binding) for q in g] for g in groups]
+    return [[_narrow(q, profile.max_binding, large) for q in g] for g in groups]
 
 
 def _cut(group: list[Problem], limit: int, groups: int) -> list[list[Problem]]:
@@ -156,14 +160,14 @@ def _part(p: Problem, name: str, low: int, high: int) -> Problem:
     return Problem(sizes[0], sizes[1], sizes[2], batch, a, b, replace(p.out, offset=p.out.offset + at[2]))
 
 
-def _narrow(p: Problem, limit: int) -> Problem:
+def _narrow(p: Problem, limit: int, large: bool) -> Problem:
     """Bind only what is touched where an operand reaches beyond the largest binding."""
     ends = []
     operands: tuple[Side | Result, ...] = (p.a, p.b, p.out)
     for i, x in enumerate(operands):
         reach = [s * (n - 1) for n, s in _dims(p, i).values()]
         ends.append((x.offset + sum(r for r in reach if r < 0), x.offset + sum(r for r in reach if r > 0) + 1))
-    if all(high * x.dtype.itemsize <= limit for (_, high), x in zip(ends, operands, strict=True)):
+    if not large and all(high * x.dtype.itemsize <= limit for (_, high), x in zip(ends, operands, strict=True)):
         return p
     parts = []
     for (low, high), x in zip(ends, operands, strict=True):

@@ -37,6 +37,8 @@ def packed(p: Problem, side: Side, temps: list[int]) -> tuple[Launch, Side]:
         size = panels * quads * PANEL
         made = replace(made, batch=(p.batch[1] * size, size))
     temps.append(packed_bytes(p, side))
+    if side.part is not None:
+        made = replace(made, part=(0, temps[-1]))
     wide = side.form(p.k) == "k4"
     words = side.words("k4") if wide else side.words("k1")
     params = template.pack([side.extent, p.k, 1 if single else p.batch[1], *words, panels])
@@ -48,7 +50,7 @@ def packed(p: Problem, side: Side, temps: list[int]) -> tuple[Launch, Side]:
         label="matmul_pack",
         trusted=True,
     )
-    ranges = None if side.part is None else (side.part, (0, temps[-1]))
+    ranges = None if side.part is None or made.part is None else (side.part, made.part)
     return Launch(kernel, (side.binding, made.binding), (-(-quads // RUN), panels, matrices), params, ranges=ranges), made
 
 

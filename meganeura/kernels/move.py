@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ..dtype import DType
+from ..errors import DeviceError
 from ..storage import Layout, padded_bytes
 from . import pointwise
 from . import template as T
@@ -44,8 +45,11 @@ def contiguous(layout: Layout, ref: int, temp_index: int, profile: Profile) -> t
     The temporary's layout is Layout(layout.dtype, layout.shape). The layout must have elements and fit one binding.
     """
     target = Layout(layout.dtype, layout.shape)
-    (launch,) = copies(layout, target, (ref, TEMP(temp_index)), profile)
-    return launch, padded_bytes(layout.numel, layout.dtype)
+    launches = copies(layout, target, (ref, TEMP(temp_index)), profile)
+    size = padded_bytes(layout.numel, layout.dtype)
+    if len(launches) > 1:
+        raise DeviceError(f"{layout!r} must be copied to be read, and takes {size} bytes; the limit of a binding is {profile.max_binding}")
+    return launches[0], size
 
 
 def lower(call: Call, profile: Profile) -> Lowered:

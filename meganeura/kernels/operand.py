@@ -68,8 +68,13 @@ def declare(operands: Sequence[Operand], access: Sequence[str]) -> str:
     return "".join(T.storage(b, f"b{b}", T.element(o.dtype, o.width), access[b]) for b, o in sorted(seen.items()))
 
 
-def bind(operands: Sequence[tuple[Operand, int, Layout]], alias: tuple[int, ...], profile: Profile, what: str) -> Bound:
-    """Give each storage one binding. `operands`: (operand, its number in the call or TEMP(i), layout)."""
+def bind(
+    operands: Sequence[tuple[Operand, int, Layout]], alias: tuple[int, ...], profile: Profile, what: str, narrow: bool = False
+) -> Bound:
+    """Give each storage one binding. `operands`: (operand, its number in the call or TEMP(i), layout).
+
+    narrow: the layouts are parts of operands that exceed a binding, so every binding gets its range.
+    """
     roots: dict[int, int] = {}
     groups: list[list[Layout]] = []
     numbers: list[int] = []
@@ -88,7 +93,7 @@ def bind(operands: Sequence[tuple[Operand, int, Layout]], alias: tuple[int, ...]
             access[b] = "read_write"
         out.append(replace(o, binding=b))
     T.check_bindings(len(groups), profile, what)
-    ranges, shifts = T.windows(groups, profile, what)
+    ranges, shifts = T.windows(groups, profile, what, narrow)
     return Bound(tuple(out), tuple(access), tuple(numbers), ranges, tuple(shifts[o.binding] for o in out))
 
 

@@ -13,7 +13,7 @@ and stores matters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..dtype import DType
@@ -69,9 +69,62 @@ def launches(call: Call, statements: tuple[Statement, ...], results: tuple[str, 
     """Launches that apply statements to a call's operands (its archetype is not looked at)."""
     if call.outputs[0].numel == 0:
         return ()
-    plan = _Plan(call, statements, results, profile)
-    kernel = plan.kernel()
-    return tuple(plan.launch(kernel, *part) for part in plan.parts())
+    large = T.large(call, profile)
+    plan = _Plan(call, statements, results, profile, large)
+    if not large or plan.divides():
+        kernel = plan.kernel()
+        return tuple(plan.launch(kernel, *part) for part in plan.parts())
+    if plan.used & PROVIDED.keys():
+        raise _numbered(call, profile)
+    made: list[Launch] = []
+    for piece in _cut(call, profile):
+        plan = _Plan(piece, statements, results, profile, large)
+        made.append(plan.launch(plan.kernel(), 0, piece.outputs[0].numel))
+    return tuple(made)
+
+
+def _numbered(call: Call, profile: Profile) -> DeviceError:
+    """The error for a call that numbers its elements and is no run, so that parts would be numbered wrong."""
+    sizes = [((x.span()[1] + 1) * x.dtype.itemsize, repr(x)) for x in (*call.inputs, *call.outputs) if x is not None]
+    size, what = max(sizes)
+    return DeviceError(
+        f"{call.op!r} must bind {size} bytes of one tensor ({what}), but the limit is {profile.max_binding}; "
+        "make its tensors contiguous first"
+    )
+
+
+def _cut(call: Call, profile: Profile) -> list[Call]:
+    """A call in parts whose operands each fit a binding: halved along the dimension in which one reaches too far."""
+    shape = call.outputs[0].shape
+    operands = [x if x is None else x.with_(shape=shape, strides=broadcast_strides(x.shape, x.strides, shape)) for x in call.inputs]
+    return _halves(replace(call, inputs=tuple(operands)), profile.max_binding - 512)
+
+
+def _halves(call: Call, limit: int) -> list[Call]:
+    shape = call.outputs[0].shape
+    reaches = []
+    for x in (*call.inputs, *call.outputs):
+        if x is not None:
+            low, high = x.span()
+            if (high - low + 1) * x.dtype.itemsize > limit:
+                reaches += [(abs(st) * (n - 1), d) for d, (n, st) in enumerate(zip(shape, x.strides, strict=True))]
+    if not reaches:
+        return [call]
+    dim = max(reaches)[1]
+    n = shape[dim]
+    half = n // 2 if n < 16 else n // 16 * 8  # parts stay aligned for vec4 loads
+    return [part for low, high in ((0, half), (half, n)) for part in _halves(_part(call, dim, low, high), limit)]
+
+
+def _part(call: Call, dim: int, low: int, high: int) -> Call:
+    """A call on indices low..high of one dimension."""
+
+    def cut(x: Layout) -> Layout:
+        shape = (*x.shape[:dim], high - low, *x.shape[dim + 1 :])
+        return x.with_(shape=shape, strides=x.strides, offset=x.offset + low * x.strides[dim])
+
+    inputs = tuple(x if x is None else cut(x) for x in call.inputs)
+    return replace(call, inputs=inputs, outputs=tuple(cut(x) for x in call.outputs))
 
 
 def statements_of(call: Call) -> tuple[tuple[Statement, ...], tuple[str, ...]]:
@@ -94,8 +147,10 @@ def _numbers(call: Call) -> int:
 class _Plan:
     """The form of one call and the numbers that go with it."""
 
-    def __init__(self, call: Call, statements: tuple[Statement, ...], results: tuple[str, ...], profile: Profile) -> None:
-        self.call, self.profile = call, profile
+    def __init__(
+        self, call: Call, statements: tuple[Statement, ...], results: tuple[str, ...], profile: Profile, narrow: bool = False
+    ) -> None:
+        self.call, self.profile, self.narrow = call, profile, narrow
         self.statements, self.results = statements, results
         self.used = {n for _, _, expr in self.statements for n in T.names_in(expr)}
         self.layouts: list[Layout] = []  # distinct (storage, layout) operands read, then the outputs
@@ -248,6 +303,11 @@ class _Plan:
             raise DeviceError(f"{self.call.op} needs bindings of 1024 bytes or more, but the limit is {limit}")
         return [(i, min(step, n - i)) for i in range(0, n, step)]
 
+    def divides(self) -> bool:
+        """Whether `parts` gives launches that fit: operands that fit already, or aligned runs, which are cut anywhere."""
+        run = self.form.width == 4 and all(st in ((0,), (1,)) for st in self.strides)
+        return run or self._narrow(0, self.call.outputs[0].numel)
+
     def _narrow(self, first: int, count: int) -> bool:
         """Whether elements first..first+count of every operand fit one launch."""
         try:
@@ -264,7 +324,7 @@ class _Plan:
                 for x, st in zip(self.layouts, self.strides, strict=True)
             ]
         groups = [[x for x, s in zip(pieces, self.slot_of, strict=True) if s == slot] for slot in range(len(self.slots))]
-        return T.windows(groups, self.profile, repr(self.call.op), narrow=not T.fits(self.layouts, self.profile))
+        return T.windows(groups, self.profile, repr(self.call.op), narrow=self.narrow)
 
     def launch(self, kernel: Kernel, first: int, count: int) -> Launch:
         form = self.form

@@ -185,7 +185,7 @@ def _first(problem: Problem, plan: _Plan, store: _Store | None, temp: int) -> La
         out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
     else:
         out = (Operand("out", uint32, write=True), temp, _words(problem, store.total))
-    bound = bind([*ins, out], problem.call.alias, problem.profile, problem.call.op.name)
+    bound = bind([*ins, out], problem.call.alias, problem.profile, problem.call.op.name, T.large(problem.call, problem.profile))
     form = replace(form, operands=bound.operands, access=bound.access)
     lane = plan.team.form == "lane"
     along, across = (plan.width, 1) if lane else (1, plan.width)
@@ -228,7 +228,7 @@ def _second(problem: Problem, n: int, temp: int, parts: int, steps: tuple[int, i
     total = kept * parts
     partials = (Operand("partials", uint32, uint32), temp, _words(problem, total))
     out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
-    bound = bind([partials, out], problem.call.alias, profile, problem.call.op.name)
+    bound = bind([partials, out], problem.call.alias, profile, problem.call.op.name, T.large(problem.call, profile))
     form = replace(_form(problem, plan, False), partials=True, operands=bound.operands, access=bound.access, ranks=(0, 0))
     at = problem.out.offset + problem.first_result - bound.shifts[1]
     return _launch(problem, form, bound.numbers, [kept, kept, n, 0, 1, 1, 1, parts, total, parts, *steps, at], kept, bound.ranges)

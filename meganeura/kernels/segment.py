@@ -139,7 +139,7 @@ def _keys(found: _Segments, index: Layout, number: int, stride: int, target: int
     operand = Operand("index", index.dtype, index.dtype)
     padded = -(-found.count // 4) * 4
     items = [(operand, number, index), (Operand("keys", uint32, write=True), target, Layout(uint32, (padded,)))]
-    bound = bind(items, call.alias, found.profile, call.op.name)
+    bound = bind(items, call.alias, found.profile, call.op.name, T.large(call, found.profile))
     words = [found.count, padded, found.size, index.offset - bound.shifts[0], stride, 0 if ignore is None else ignore]
     key = ("segment keys", bound.operands, bound.access, ignore is not None, wrap)
     kernel = Kernel(
@@ -222,7 +222,7 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
 
 
 def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout]], rows: tuple[int, int], total: int) -> Launch:
-    bound = bind(items, found.call.alias, found.profile, found.call.op.name)
+    bound = bind(items, found.call.alias, found.profile, found.call.op.name, T.large(found.call, found.profile))
     unroll = 1 if found.profile.family == "cpu" else 4
     combine, include = ("sum", False) if stage == "clear" else _combination(found.call)
     value = found.accumulator.value

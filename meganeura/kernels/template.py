@@ -365,6 +365,11 @@ def fits(layouts: Iterable[Layout], profile: Profile) -> bool:
     return all((layout.span()[1] + 1) * layout.dtype.itemsize <= profile.max_binding for layout in layouts)
 
 
+def large(call: Call, profile: Profile) -> bool:
+    """Whether some operand of a call reaches beyond the largest binding, so that kernels see parts of it."""
+    return not fits((x for x in (*call.inputs, *call.outputs) if x is not None), profile)
+
+
 def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str, narrow: bool = False) -> tuple[Window | None, tuple[int, ...]]:
     """Launch.ranges for bindings that each hold some layouts, and the elements to take off the offsets of each.
 

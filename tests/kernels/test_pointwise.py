@@ -324,11 +324,28 @@ def test_tensors_over_the_binding_limit_run_in_parts(family: str, n: int) -> Non
     np.testing.assert_allclose(download(target, F, n), want, rtol=1e-6)
 
 
-def test_strided_tensors_over_the_limit_are_refused_with_bytes(family: str) -> None:
+def test_strided_tensors_over_the_limit_run_in_parts(family: str) -> None:
     small = profile(family, max_binding=16384)
-    call = make_call(Pointwise("{a}"), {"a": Layout(F, (100, 100), (1, 100))}, (Layout(F, (100, 100)),))
-    with pytest.raises(DeviceError, match=r"40000 bytes.*16384"):
+    layouts = {"a": Layout(F, (100, 100), (1, 100)), "b": Layout(F, (100, 1)), "c": Layout(F, (100,), (2,))}
+    call = make_call(Pointwise("{a} + {b} * {c}"), layouts, (Layout(F, (100, 100)),))
+    lowered = pointwise.lower(call, small)
+    assert len(lowered.launches) > 3
+    assert all(launch.ranges and all(size <= 16384 for _, size in launch.ranges) for launch in lowered.launches)
+    a, b, c, target = numbers(10000), numbers(100, F, 1), numbers(200, F, 2), upload(np.zeros(10000), F)
+    run(lowered, [upload(a, F), upload(b, F), upload(c, F), target])
+    want = a.reshape(100, 100).T + b[:, None] * c[::2]
+    np.testing.assert_allclose(download(target, F, 10000).reshape(100, 100), want, rtol=1e-6)
+
+
+def test_numbered_elements_over_the_limit_are_refused_with_bytes(family: str) -> None:
+    small = profile(family, max_binding=16384)
+    call = make_call(Pointwise("{a} + f32({index})"), {"a": Layout(F, (100, 100), (1, 100))}, (Layout(F, (100, 100)),))
+    with pytest.raises(DeviceError, match=r"40000.*16384"):
         pointwise.lower(call, small)
+
+
+def test_a_far_part_of_a_storage(family: str) -> None:
+    small = profile(family, max_binding=16384)
     far = make_call(Pointwise("{a}"), {"a": Layout(F, (10, 10), (1, 10), 9000)}, (Layout(F, (10, 10)),))
     target = upload(np.zeros(100), F)
     run(pointwise.lower(far, small), [upload(np.arange(9100), F), target])
