@@ -1,4 +1,4 @@
-"""Kills writers of a checkpoint at random moments. python killed_writer.py FOLDER COUNT
+"""Kills writers of a checkpoint at COUNT random moments or more. python killed_writer.py FOLDER COUNT
 
 A writer saves one checkpoint after another, all values of the n-th being n. After each kill -9, what is at the path must load,
 whole, and be as new as anything seen before. Everything is in numpy, so that processes can be forked.
@@ -57,7 +57,9 @@ def main(folder: Path, count: int) -> None:
         mg.save_checkpoint(path, tensors, optimizer, step=0)
     longest = time.perf_counter() - start + 0.02  # of a writer's life: about three saves
     draw = random.Random(0)
-    for _ in range(count):
+    kills = 0
+    while kills < count or (torn < 2 and kills < 600):  # until some writers were struck while a file was half written
+        kills += 1
         child = os.fork()
         if child == 0:
             try:
