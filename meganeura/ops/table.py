@@ -1,7 +1,7 @@
 """The op table: one row an op. `@op(...)` on a signature-only function makes the row; everything else is derived.
 
 A row holds: archetype, numpy reference, gradient rules (one an input), shape and dtype rule where the archetype's
-default does not do, samples and error samples. Calling the row binds it (dispatch.bind) to the current interpreter.
+default does not do, samples. Calling the row binds it (dispatch.bind) to the current interpreter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Op:
     """A row of the table."""
 
     __slots__ = (
-        "__weakref__", "archetype", "differentiable", "doc", "domain", "error_samples", "grad", "inputs", "is_view", "kinds", "layout",
+        "__weakref__", "archetype", "differentiable", "doc", "domain", "grad", "inputs", "is_view", "kinds", "layout",
         "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
         "shown",
         "static_index", "torch",
@@ -100,7 +100,6 @@ class Op:
         self.rule: Callable[..., Inferred | Sequence[Spec] | Spec] | None = fields.pop("rule", None)
         self.layout: Callable[..., Layout] | None = fields.pop("layout", None)
         self.samples: Callable[[], Sequence[Sample]] | None = fields.pop("samples", None)
-        self.error_samples: Callable[[], Sequence[tuple[Sample, type, str]]] | None = fields.pop("error_samples", None)
         self.differentiable: tuple[bool, ...] = fields.pop("differentiable", ())
         self.mutates: tuple[str, ...] = fields.pop("mutates", ())
         self.random: bool = fields.pop("random", False)

@@ -9,16 +9,12 @@ import numpy as np
 
 import meganeura as mg
 from meganeura.dtype import dtype as as_dtype
-from meganeura.ops.archetype import Matmul, Pointwise, Reduce, Row
+from meganeura.ops.archetype import Pointwise, Reduce, Row
 from meganeura.ops.infer import freeze
 from meganeura.ops.table import LIST, OPERAND, OPTIONAL, SCALAR, TENSOR, Op, Sample
 
 # Rows with integer or special operands that a draw from the archetype cannot know.
 _INT_ROWS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
-
-
-def _rng(*key: Any) -> np.random.Generator:
-    return np.random.default_rng(abs(hash(str(key))) % 2**32)
 
 
 def floats(op: Op, shape: Sequence[int], salt: int = 0) -> Any:
@@ -221,6 +217,3 @@ def cases(ops: Sequence[Op], layouts: Sequence[str]) -> Iterator[tuple[str, Op, 
             for layout in layouts:
                 if laid_out(op, samples(op)[i], layout) is not None:
                     yield f"{op.name}-{i}-{layout}", op, i, layout
-
-
-assert Matmul
