@@ -17,9 +17,11 @@ from ..tensor import Tensor, state_epoch
 from .arguments import same_storage
 from .guard import Guard
 from .ir import Graph
+from .passes import Options
 from .plan import Plan
-from .program import Options, Program
+from .program import Program
 from .record import record
+from .report import Report
 from .session import Session
 from .tree import flatten
 
@@ -123,6 +125,12 @@ class Compiled:
         with self._lock:
             parts = list(self._find(args, kwargs)[0].backward.values())
             return parts[0].graph if parts else None
+
+    def report(self, *args: Any, **kwargs: Any) -> list[Report]:
+        """What the rewrites did to the graphs of a call with these arguments: the forward one, then the backward ones."""
+        with self._lock:
+            *backward, forward = self._find(args, kwargs)[0].reports
+            return [forward, *backward]
 
     def session(self, *args: Any, **kwargs: Any) -> Session:
         """The session of a call with these arguments."""

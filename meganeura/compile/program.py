@@ -16,25 +16,15 @@ from ..provenance import site
 from ..storage import Layout, Storage
 from ..tensor import Tensor
 from .arguments import dense, is_dense
-from .chains import fuse_chains
 from .differentiate import Backward
 from .guard import Guard, target_of
 from .ir import Cell, Graph, Node, Value
 from .node import CompiledNode
-from .prune import merge_equal, prune
+from .passes import Options, rewrite
 from .record import Argument, Concrete, GradEffect, Made, Record, Result
+from .report import Report
 from .session import Session
 from .tree import rebuild
-from .verify import verify
-
-
-class Options:
-    """How to compile: `rewrite` 'off' or 'greedy'; `debug` checks after every pass and keeps every value in its own buffer."""
-
-    __slots__ = ("debug", "reuse", "rewrite")
-
-    def __init__(self, rewrite: str, debug: bool, reuse: bool) -> None:
-        self.rewrite, self.debug, self.reuse = rewrite, debug, reuse
 
 
 class BackwardProgram:
@@ -52,6 +42,7 @@ class Program:
         self.name, self.guard, self.options, self.world = name, guard, options, world
         self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
         self.hosts = record.trace.hosts
+        self.reports: list[Report] = []  # of the backward graphs, then of the forward one
         self.roots = sorted((r for r in self.results if isinstance(r, Made) and r.root >= 0), key=lambda r: r.root)
         self._sources(record)
         self.backward = {part.pattern: BackwardProgram(part, self._backward_graph(part)) for part in record.backward}
@@ -103,21 +94,8 @@ class Program:
         return graph
 
     def _rewrite(self, graph: Graph) -> None:
-        """Run the passes."""
-
-        def check(after: str) -> None:
-            graph.inputs = inputs_of(graph.nodes)
-            if self.options.debug:
-                verify(graph, after)
-
-        check("tracing")
-        prune(graph)
-        check("prune")
-        if self.options.rewrite != "off":
-            merge_equal(graph)
-            check("merge_equal")
-            fuse_chains(graph, self.world.device.profile.max_storage_buffers)
-            check("fuse_chains")
+        """Run the passes; what they did is in `reports`."""
+        self.reports.append(rewrite(graph, self.world.device.profile, self.options))
 
     # ---- calls ----
 
@@ -239,17 +217,6 @@ def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
 
 
 _RESULTS: Any = (Argument, Concrete, Made)
-
-
-def inputs_of(nodes: Iterable[Node]) -> list[Cell]:
-    """Cells that nodes read or overwrite without having made them, in order."""
-    made: set[Cell] = set()
-    found: dict[Cell, None] = {}
-    for node in nodes:
-        cells = [o.value.cell for o in node.reads()] + [v.cell for v in node.previous if v is not None]
-        found.update((c, None) for c in cells if c not in made)
-        made.update(o.value.cell for o, v in zip(node.outputs, node.previous, strict=True) if v is None)
-    return list(found)
 
 
 def _made_in(nodes: Iterable[Node]) -> set[Cell]:

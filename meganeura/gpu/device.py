@@ -6,8 +6,10 @@ Must not know tensors, ops or graphs. One lock a device; finalizers only append 
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import sys
 import threading
 import weakref
 from collections import deque
@@ -363,3 +365,17 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _settle_at_exit() -> None:
+    """Wait for work still under way: a driver whose process is torn down around it crashes. Says what it failed with."""
+    for device in list(_devices):
+        if device.refusal:
+            continue
+        try:
+            device.synchronize()
+        except Exception as error:
+            print(f"{device} reported at exit, unread by the program: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+atexit.register(_settle_at_exit)

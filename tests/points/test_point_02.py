@@ -221,3 +221,27 @@ def test_a_compiled_call_that_fails_keeps_no_memory() -> None:
     assert kept[2:] == kept[2:3] * 4, kept
     assert f(x).sum().item() == 10000
     """)
+
+
+@pytest.mark.parametrize("_", range(4))
+def test_leaving_with_work_under_way_is_no_abort(_: int) -> None:
+    survives_alone("""
+    from meganeura import nn, optim
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+    opt = optim.Adam(model.parameters())
+    x = mg.ones(512, 256)
+    def step(x):
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        return loss
+    step = mg.compile(step)
+    for _ in range(5):
+        step(x)
+    """)
+
+
+def test_what_fails_after_the_last_line_is_told_at_exit() -> None:
+    done = child("import meganeura as mg\nx = mg.arange(4.0)\ny = x[mg.tensor([7])]\n")
+    assert done.returncode == 0 and "index 7 is out of range" in done.stderr, done.stderr
