@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dispatch import HostScalar
 from ..dtype import DType
@@ -18,10 +18,14 @@ from ..ops.table import ATTR, LIST, SCALAR, Inferred, Op
 from ..provenance import Site
 from ..storage import Layout, padded_bytes
 
+if TYPE_CHECKING:
+    from .derived import Derived
+
 
 class Cell:
     """A piece of memory of `elements` elements. `role`: 'value' (made by the graph), 'input' (an argument), 'state' (a
-    tensor met while tracing), 'constant' (made from host data while tracing), 'saved' or 'gradient' (of a backward graph)."""
+    tensor met while tracing), 'derived' (made from state), 'constant' (made from host data while tracing), 'saved' or
+    'gradient' (of a backward graph)."""
 
     __slots__ = ("dtype", "elements", "id", "label", "role")
 
@@ -153,7 +157,8 @@ class Graph:
 
     `inputs`: cells that are given, in binding order. `outputs`: cells made by the graph that outlive it (what the caller
     gets or a backward graph needs). `kept`: the last values of all cells that outlive it, given ones included.
-    `hosts`: (function, count) of the numbers computed by the host at every run, in order.
+    `hosts`: (function, count) of the numbers computed by the host at every run, in order. `inference`: nothing
+    differentiates through it. `derived`: how cells of the role 'derived' are made from state.
     """
 
     name: str
@@ -162,6 +167,8 @@ class Graph:
     outputs: list[Cell] = field(default_factory=list)
     kept: list[Value] = field(default_factory=list)
     hosts: list[tuple[Callable[[], Sequence[float | int]], int]] = field(default_factory=list)
+    inference: bool = False
+    derived: dict[Cell, Derived] = field(default_factory=dict)
 
     def written_inputs(self) -> set[Cell]:
         """Given cells that the graph overwrites."""

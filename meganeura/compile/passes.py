@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..kernels.kernel import Profile
 from .chains import fuse_chains
+from .horizontal import fuse_horizontal
 from .ir import Cell, Graph, Node
 from .prune import merge_equal, prune
 from .report import Report
@@ -53,6 +54,7 @@ def _chains(graph: Graph, context: Context) -> None:
 ALWAYS: tuple[tuple[str, Pass], ...] = (("prune", _prune),)
 GREEDY: tuple[tuple[str, Pass], ...] = (
     ("merge_equal", _merge_equal),
+    ("horizontal", fuse_horizontal),
     ("chains", _chains),
 )
 

@@ -16,6 +16,7 @@ from ..provenance import site
 from ..storage import Layout, Storage
 from ..tensor import Tensor
 from .arguments import dense, is_dense
+from .derived import DerivedState
 from .differentiate import Backward
 from .guard import Guard, target_of
 from .ir import Cell, Graph, Node, Value
@@ -49,6 +50,7 @@ class Program:
         self.leaves = record.backward[0].leaves if record.backward else []
         self.saved = self._saved()
         self.graph = self._forward_graph(record)
+        self.derived = DerivedState(self.graph.derived)
         self.written = self.graph.written_inputs()
         self.forward_hosts = _host_calls(self.hosts, 0, record.backward[0].hosts[0] if record.backward else None)
         self.session: Session | None = None
@@ -88,7 +90,7 @@ class Program:
         handed = [r.operand.value.cell for r in self.results if isinstance(r, Made)]
         handed += [e.after.operand.value.cell for e in self.effects if isinstance(e.after, Made)]
         lasting = [c for c in dict.fromkeys((*handed, *self.saved)) if c.role == "value"]
-        graph.outputs = lasting
+        graph.outputs, graph.inference = lasting, not self.backward
         graph.kept = [v for c, v in now.items() if c.role in ("input", "state") or c in set(lasting)]
         self._rewrite(graph)
         return graph
@@ -116,6 +118,7 @@ class Program:
                 target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
         numbers = [v for fn, _ in self.forward_hosts for v in fn()]
         given.update(self.constant_of)
+        given.update(self.derived.storages(given))
         given.update((cell, bound[i]) for cell, i in self.argument_of.items())
         made = session.run([given[c] for c in self.graph.inputs], numbers)
         given.update(zip(self.graph.outputs, made, strict=True))
