@@ -151,6 +151,7 @@ for _name, _target in _ops.ALIASES.items():
 
 _LAZY = {"special", "linalg", "nn", "optim", "data", "load", "gpu", "eager"}
 _FROM = {
+    **dict.fromkeys(("Eager", "Graph", "History", "SessionConfig", "TrainConfig", "Trainer", "build_session"), "static"),
     "save_checkpoint": "load.checkpoint",
     "load_checkpoint": "load.checkpoint",
     "save": "serialization",
