@@ -190,6 +190,11 @@ class Graph:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from .picture import graph_html
+
+        return graph_html(self)
+
 
 class Numbers:
     """Hands out cell numbers."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import meganeura as mg
 
+from .. import svg
 from ..errors import MeganeuraError
 from ..provenance import site
 from ..tensor import Tensor
@@ -48,6 +50,15 @@ class History:
     def __str__(self) -> str:
         rows = [", ".join(f"{k} {v:.4g}" for k, v in row.items()) for row in self.epochs]
         return "\n".join(f"epoch {i + 1}: {row}" for i, row in enumerate(rows))
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(k for row in self.epochs for k in row))
+        head = "".join(f"<th>{html.escape(n)}</th>" for n in ("epoch", *names))
+        rows = "".join(
+            f"<tr><td>{i + 1}</td>" + "".join(f"<td>{row.get(n, float('nan')):.4g}</td>" for n in names) + "</tr>"
+            for i, row in enumerate(self.epochs)
+        )
+        return f"<div>{svg.curves({'loss': self.losses})}<table><tr>{head}</tr>{rows}</table></div>"
 
 
 class Trainer:
