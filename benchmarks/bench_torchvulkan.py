@@ -41,7 +41,49 @@ def training(batch: int) -> None:
     p.training(PEER, NAME, batch, step, lambda loss: loss.item())
 
 
+class Block(nn.Module):
+    """The transformer block of the protocol."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(p.WIDTH), nn.LayerNorm(p.WIDTH)
+        self.q, self.k, self.v, self.o = (nn.Linear(p.WIDTH, p.WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(p.WIDTH, 4 * p.WIDTH), nn.Linear(4 * p.WIDTH, p.WIDTH)
+        w = {k: torch.from_numpy(v.copy()) for k, v in p.block_weights().items()}
+        for part, k in zip((self.q, self.k, self.v, self.o, self.up, self.down), "qkvo12", strict=True):
+            part.load_state_dict({"weight": w["w" + k].T.contiguous(), "bias": w["b" + k]})
+        for part, k in ((self.norm1, "1"), (self.norm2, "2")):
+            part.load_state_dict({"weight": w["g" + k], "bias": w["n" + k]})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm1(x)
+        q, k, v = (f(h).reshape(1, p.LENGTH, p.HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(a.transpose(1, 2).reshape(x.shape))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def block() -> None:
+    x, t = (torch.from_numpy(v).to(DEVICE) for v in p.block_data())
+    model, still = Block().to(DEVICE), Block().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.LEARNING_RATE)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), t)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def infer() -> torch.Tensor:
+        with torch.no_grad():
+            return still(x)
+
+    p.block(PEER, NAME, infer, lambda _: synchronize(), lambda y: y.cpu().numpy(), step, lambda loss: loss.item())
+
+
 a, b = torch.from_numpy(p.A).to(DEVICE), torch.from_numpy(p.B).to(DEVICE)
 p.matmul(PEER, NAME, lambda: a @ b, lambda _: synchronize(), lambda c: c.cpu().numpy())
 for batch in p.BATCHES:
     training(batch)
+block()

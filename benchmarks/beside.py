@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import meganeura as mg
 from meganeura import config
 
 
-def start(description: str) -> argparse.Namespace:
-    """Parse --backend and --json, and open that backend's device."""
+def start(description: str, more: Callable[[argparse.ArgumentParser], Any] = lambda parser: None) -> argparse.Namespace:
+    """Parse --backend, --json and the options that `more` adds, and open that backend's device."""
     parser = argparse.ArgumentParser(description=description)
+    more(parser)
     parser.add_argument("--backend", choices=("wgpu", "dawn"), default=None, help="default: as configured")
     parser.add_argument("--json", type=Path, default=None, help="also write the rows to this file")
     args = parser.parse_args()

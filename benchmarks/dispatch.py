@@ -19,9 +19,9 @@ from meganeura import bench
 CHAIN = 300
 
 
-def chain() -> Any:
+def chain(elements: int = 1024) -> Any:
     """A compiled function of 300 adds, each of the result of the last, kept apart by rewrite='off'; warm, with its argument."""
-    x, y = mg.zeros(1024), mg.ones(1024)
+    x, y = mg.zeros(elements), mg.ones(elements)
 
     def run(x: mg.Tensor) -> mg.Tensor:
         for _ in range(CHAIN):

@@ -21,7 +21,7 @@ environment() { # name package...
 }
 
 time_peer() { # name python script; a process for each half, because some crash in a long product and should keep the rest
-    for part in matmul mlp; do
+    for part in matmul mlp block; do
         case ${BENCH_CASES:-$part} in *"$part"*) ;; *) continue ;; esac
         printf '%s %s ...\n' "$1" "$part" >&2
         BENCH_CASES=${BENCH_CASES:-$part} "$2" "$here/$3" 2>"$out.log" >"$out.part" || {

@@ -5,13 +5,17 @@ Cases, all float32:
   matmul_1024_pipe     the same, 10 calls, then wait; ms a call
   mlp_train_b32, b128  784-128-10 ReLU network, cross entropy, SGD lr 0.01: a whole step, the loss read at every step
   mlp_train_*_pipe     the same, the loss read every 10 steps; ms a step
-`err`: largest error of the product against numpy, or of the first losses against SGD in float64 numpy.
+  block_forward        a transformer block (width 384, 6 heads, causal, 256 positions, GELU, two layer norms): wait at every call
+  block_train          the same block, mean squared error, SGD lr 0.01: a whole step, the loss read at every step
+`err`: largest error of the product against numpy, or of the first losses against SGD in float64 numpy (of the block: of its
+output and of the first loss).
 Variables: BENCH_N timed calls (10), BENCH_WARM calls before (3), BENCH_CASES comma-separated parts of case names (all).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -76,6 +80,73 @@ def loss_error(losses: Sequence[float], batch: int) -> float:
     """Largest error of the first losses, six at most."""
     seen = losses[:6]
     return max(abs(a - b) for a, b in zip(seen, reference_losses(batch, len(seen)), strict=True))
+
+
+# ---- the transformer block ----
+
+WIDTH, HEADS, LENGTH = 384, 6, 256
+
+
+def block_data() -> tuple[Array, Array]:
+    """Input and target [1, 256, 384]."""
+    r = np.random.default_rng(5)
+    return r.standard_normal((1, LENGTH, WIDTH)).astype(np.float32), r.standard_normal((1, LENGTH, WIDTH)).astype(np.float32)
+
+
+def block_weights() -> dict[str, Array]:
+    """Products as [in, out]: wq wk wv wo [384, 384], w1 [384, 1536], w2 [1536, 384], each with a bias bq ...; norms g1 n1 g2 n2."""
+    r = np.random.default_rng(9)
+    shapes = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"1": (WIDTH, 4 * WIDTH), "2": (4 * WIDTH, WIDTH)}
+    out: dict[str, Array] = {}
+    for name, (i, o) in shapes.items():
+        out["w" + name] = (r.standard_normal((i, o)) / i**0.5).astype(np.float32)
+        out["b" + name] = (r.standard_normal(o) * 0.1).astype(np.float32)
+    for k in "12":
+        out["g" + k] = (1 + 0.1 * r.standard_normal(WIDTH)).astype(np.float32)
+        out["n" + k] = (0.1 * r.standard_normal(WIDTH)).astype(np.float32)
+    return out
+
+
+def block_reference() -> Array:
+    """The block's output in float64."""
+    w = {k: v.astype(np.float64) for k, v in block_weights().items()}
+    x = block_data()[0][0].astype(np.float64)
+
+    def norm(v: Array, k: str) -> Array:
+        return (v - v.mean(-1, keepdims=True)) / np.sqrt(v.var(-1, keepdims=True) + 1e-5) * w["g" + k] + w["n" + k]
+
+    def heads(v: Array, k: str) -> Array:
+        return (v @ w["w" + k] + w["b" + k]).reshape(LENGTH, HEADS, -1).transpose(1, 0, 2)
+
+    h = norm(x, "1")
+    q, k, v = (heads(h, name) for name in "qkv")
+    scores = q @ k.transpose(0, 2, 1) / (WIDTH // HEADS) ** 0.5
+    scores = np.where(np.tril(np.ones((LENGTH, LENGTH), bool)), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    a = ((p / p.sum(-1, keepdims=True)) @ v).transpose(1, 0, 2).reshape(LENGTH, WIDTH)
+    x = x + a @ w["wo"] + w["bo"]
+    u = norm(x, "2") @ w["w1"] + w["b1"]
+    t = np.abs(u) / 2**0.5
+    erf = np.sign(u) * np.vectorize(math.erf)(t)
+    out: Array = x + (u * 0.5 * (1 + erf)) @ w["w2"] + w["b2"]
+    return out[None]
+
+
+def block(
+    peer: str, device: str, forward: Callable[[], Any], wait: Callable[[Any], Any], result: Callable[[Any], Array],
+    step: Callable[[], Any], read: Callable[[Any], float],
+) -> None:  # fmt: skip
+    """Both block cases. forward() starts the block, wait(y) waits for it, result(y) reads it; step() and read() as in training."""
+    losses: list[float] = []
+
+    def one() -> None:
+        losses.append(read(step()))
+
+    def error() -> float:
+        return abs(losses[0] - float(((block_reference() - block_data()[1]) ** 2).mean()))
+
+    run(peer, "block_forward", lambda: wait(forward()), device, lambda: float(np.abs(result(forward()) - block_reference()).max()))
+    run(peer, "block_train", one, device, error)
 
 
 def emit(peer: str, case: str, **fields: Any) -> None:

@@ -17,11 +17,11 @@ import meganeura as mg
 from meganeura import bench
 
 
-def torch_calls(torch: Any, rows: int, columns: int, elements: int) -> list[Callable[[], Any]]:
+def torch_calls(torch: Any, rows: int, columns: int, elements: int, place: str = "cuda") -> list[Callable[[], Any]]:
     """The same five calls in PyTorch, in the order of bench.row_cases."""
-    x = torch.randn(rows, columns, device="cuda")
-    gain, bias = torch.ones(columns, device="cuda"), torch.zeros(columns, device="cuda")
-    a, b = torch.randn(elements, device="cuda"), torch.randn(elements, device="cuda")
+    x = torch.randn(rows, columns, device=place)
+    gain, bias = torch.ones(columns, device=place), torch.zeros(columns, device=place)
+    a, b = torch.randn(elements, device=place), torch.randn(elements, device=place)
     F = torch.nn.functional
     return [
         lambda: torch.softmax(x, -1),

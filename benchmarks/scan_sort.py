@@ -5,6 +5,7 @@ Run: python benchmarks/scan_sort.py [--backend dawn] [--json FILE]. On software 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ from rows import graph_milliseconds
 
 import meganeura as mg
 from meganeura import bench
+
+BUSY = 0.3  # seconds that a GPU works on a case before it is timed
+LONGEST = 0.1  # seconds that the calls of a CUDA graph take together
 
 Case = tuple[str, tuple[int, ...], Callable[[Any], Any], int]
 
@@ -34,6 +38,8 @@ def cases(scale: int) -> list[Case]:
         (f"sort rows {512 * scale}x1024", (512 * scale, 1024), lambda x: x.sort(), 16),
         (f"sort rows {128 * scale}x5000", (128 * scale, 5000), lambda x: x.sort(), 16),
         ("topk 50 of 64x50257", (64, 50257), lambda x: x.topk(50), 4),
+        (f"topk 100 of {scale} Mi", (scale << 20,), lambda x: x.topk(100), 4),
+        (f"median of {scale} Mi", (scale << 20,), lambda x: x.median(), 4),
     ]
 
 
@@ -49,16 +55,32 @@ def peer() -> tuple[Any, str]:
     return found, "cpu"
 
 
-def theirs(torch: Any, device: str, x: Any, call: Callable[[Any], Any]) -> float:
-    """PyTorch's milliseconds: by a CUDA graph on a GPU, by the clock on a CPU."""
-    t = torch.tensor(x, device=device)
+def timed(torch: Any, device: str, call: Callable[[], Any]) -> float:
+    """PyTorch's milliseconds a call: by a CUDA graph on a GPU, by the clock on a CPU."""
     if device == "cpu":
-        return bench.milliseconds(lambda: call(t), lambda: None)
+        return bench.milliseconds(call, lambda: None)
+    call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    calls = max(1, min(20, int(LONGEST / (time.perf_counter() - begin))))
     try:
-        return graph_milliseconds(torch, lambda: call(t))
+        return graph_milliseconds(torch, call, calls)
     except RuntimeError:  # calls that wait for the GPU cannot be captured
         torch.cuda.synchronize()
-        return bench.milliseconds(lambda: call(t), torch.cuda.synchronize)
+        return bench.milliseconds(call, torch.cuda.synchronize)
+
+
+def ours(start: Callable[[], Any]) -> float:
+    """Our milliseconds a call: by timestamps on a GPU that has been busy with it, by the clock on software Vulkan."""
+    if not bench.is_gpu():
+        return bench.milliseconds(start, mg.synchronize)
+    end = time.perf_counter() + BUSY
+    while time.perf_counter() < end:  # clocks fall while the host draws numbers
+        start()
+        mg.synchronize()
+    return bench.gpu_milliseconds(start, 10)
 
 
 def main() -> None:
@@ -67,17 +89,17 @@ def main() -> None:
     bench.warm()
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
+    drawn: dict[tuple[int, ...], Any] = {}
     for name, shape, call, width in cases(16 if bench.is_gpu() else 1):
-        x = rng.standard_normal(shape, np.float32)
+        if shape not in drawn:
+            drawn[shape] = rng.standard_normal(shape, np.float32)
+        x = drawn[shape]
         a = mg.tensor(x)
-
-        def start(a: Any = a, call: Any = call) -> Any:
-            return call(a)
-
-        ms = bench.gpu_milliseconds(start, 10) if bench.is_gpu() else bench.milliseconds(start, mg.synchronize)
+        ms = ours(lambda a=a, call=call: call(a))
         row: dict[str, Any] = {"case": name, "ms": ms, "GB/s": width * x.size / ms / 1e6}
         if torch:
-            row[f"torch {device} ms"] = theirs(torch, device, x, call)
+            t = torch.tensor(x, device=device)
+            row[f"torch {device} ms"] = timed(torch, device, lambda t=t, call=call: call(t))
             row["torch / ours"] = row[f"torch {device} ms"] / ms
         rows.append(row)
     beside.finish(rows, args)

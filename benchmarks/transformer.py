@@ -1,14 +1,40 @@
 """A transformer under compile: dispatches, bytes, planned memory, time to the first result and time a step.
 
-Run: python benchmarks/transformer.py [--layers N] [--backend dawn] [--json FILE]. PyTorch on CUDA beside it where there is one.
+Width 384, 6 heads, 256 positions, a batch of 1, float32, causal; training is forward, mean squared error, backward and AdamW
+in one compiled function. Run: python benchmarks/transformer.py [--layers N] [--backend dawn] [--json FILE]. Where there is
+CUDA, PyTorch runs the same model beside it: eager, under torch.compile, and as a CUDA graph.
+
+The floor is what this device's own rates allow: floating point operations of the products at the rate of a large product,
+bytes of all other dispatches at the rate of a large copy, and a small dispatch's time a dispatch, all measured in this run.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 import meganeura as mg
-from meganeura import nn
+from meganeura import bench, nn, optim, spans
+from meganeura.ops.archetype import Matmul
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import beside
 
 F = nn.functional
+WIDTH, HEADS, LENGTH = 384, 6, 256
 
 
 class Attention(nn.Module):
@@ -41,3 +67,259 @@ class Block(nn.Module):
     def forward(self, x: mg.Tensor) -> mg.Tensor:
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def case(layers: int, training: bool) -> tuple[Callable[..., Any], Any, Any]:
+    """A forward pass or a training step of some blocks as plain code, and its arguments."""
+    mg.manual_seed(0)
+    model = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(layers)))
+    opt = optim.AdamW(model.parameters(), lr=1e-4)
+    x = mg.tensor(np.random.default_rng(0).standard_normal((1, LENGTH, WIDTH)).astype(np.float32))
+
+    def forward(x: mg.Tensor, y: mg.Tensor) -> mg.Tensor:
+        with mg.no_grad():
+            return model(x)  # type: ignore[no-any-return]
+
+    def step(x: mg.Tensor, y: mg.Tensor) -> mg.Tensor:
+        opt.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    return (step if training else forward), x, x * 0.5
+
+
+# ---- the first result ----
+
+
+class Stages:
+    """Listens to spans: seconds of processor time by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def span(self, name: str, detail: str) -> Iterator[None]:
+        begin = time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.process_time() - begin
+
+    def named(self, uid: int, name: str) -> None:
+        """Names of values: nothing to do."""
+
+
+def first_result(layers: int, training: bool, rewrite: str) -> dict[str, float]:
+    """Seconds of the first call of a compiled function in this process, from everything imported and the device open:
+    processor time of each stage, and all of it by the clock."""
+    fn, x, y = case(layers, training)
+    mg.synchronize()
+    stages = Stages()
+    spans.listener = stages
+    begin = time.perf_counter()
+    try:
+        mg.compile(fn, rewrite=rewrite)(x, y).detach().numpy()
+    finally:
+        spans.listener = None
+    return {**stages.seconds, "first result": time.perf_counter() - begin}
+
+
+def first_results(layers: int, training: bool, rewrite: str, backend: str | None) -> list[dict[str, float]]:
+    """The same in three processes one after the other: the first with empty caches, the second without the plan cache, the
+    third with what the first left there."""
+    with tempfile.TemporaryDirectory() as folder:
+        plans = str(Path(folder) / "plans")
+        env = {**os.environ, "MESA_SHADER_CACHE_DIR": folder, "__GL_SHADER_DISK_CACHE_PATH": folder}
+        command = [sys.executable, __file__, "--layers", str(layers), "--first", f"{int(training)}{rewrite}"]
+        command += ["--backend", backend] if backend else []
+        runs = [
+            subprocess.run(command, env=env | {"MEGANEURA_PLAN_CACHE": where}, capture_output=True, text=True, check=True)
+            for where in (plans, "off", plans)
+        ]
+    return [json.loads(r.stdout.splitlines()[-1]) for r in runs]
+
+
+# ---- the floor ----
+
+
+def rates() -> dict[str, float]:
+    """Bytes a second of a large copy, operations a second of a product of 1024, seconds of a small dispatch in a chain."""
+    elements = (64 << 20) if bench.is_gpu() else (4 << 20)
+    a, b = mg.randn(elements), mg.randn(1024, 1024)
+    small = mg.randn(1024)
+
+    def chain(x: mg.Tensor) -> mg.Tensor:
+        for _ in range(150):
+            x = x.flip(0).sin()
+        return x
+
+    compiled = mg.compile(chain, rewrite="off")
+    copy = bench.milliseconds(lambda: a.clone(), mg.synchronize)
+    product = bench.milliseconds(lambda: b @ b, mg.synchronize)
+    many = bench.milliseconds(lambda: compiled(small), mg.synchronize)
+    dispatches = len(compiled.session(small).frozen.steps)
+    return {"bytes": 8e3 * elements / copy, "flops": 2e3 * 1024**3 / product, "dispatch": many / 1e3 / dispatches}
+
+
+def flops(graph: Any) -> int:
+    """Floating point operations of a graph's products."""
+    total = 0
+    for node in graph.nodes:
+        if isinstance(node.op.archetype, Matmul):
+            first = next(node.reads()).layout
+            total += 2 * node.outputs[0].layout.numel * first.shape[-1]
+    return total
+
+
+def other_bytes(graph: Any) -> int:
+    """Bytes read and written by everything but products."""
+    rest = (n for n in graph.nodes if not isinstance(n.op.archetype, Matmul))
+    return sum(o.layout.numel * o.layout.dtype.itemsize for n in rest for o in dict.fromkeys((*n.reads(), *n.outputs)))
+
+
+def floor_ms(operations: int, graph: Any, dispatches: int, speed: dict[str, float]) -> float:
+    """Milliseconds that a graph takes at the device's rates."""
+    return 1e3 * (operations / speed["flops"] + other_bytes(graph) / speed["bytes"] + dispatches * speed["dispatch"])
+
+
+# ---- rows ----
+
+
+def measured(layers: int, training: bool, rewrite: str, speed: dict[str, float], backend: str | None, cold: bool) -> dict[str, Any]:
+    """Everything about one compiled function."""
+    fn, x, y = case(layers, training)
+    compiled = mg.compile(fn, rewrite=rewrite)
+    operations = flops(mg.compile(fn, rewrite="off").graph(x, y))
+    ms = bench.milliseconds(lambda: compiled(x, y), mg.synchronize)
+    session = compiled.session(x, y)
+    plan, dispatches = session.plan, len(session.frozen.steps)
+    floor = floor_ms(operations, session.graph, dispatches, speed)
+    row: dict[str, Any] = {"case": f"{'training' if training else 'forward'}, {layers} layers, {rewrite}", "dispatches": dispatches}
+    row["MB moved"] = sum(s["bytes"] for s in session.export()["steps"]) / 1e6
+    row |= {"MB planned": plan.peak / 1e6, "MB without reuse": (plan.demanded + plan.outputs) / 1e6, "MB alive": plan.bound / 1e6}
+    row |= {"ms": ms, "floor ms": floor, "ms / floor": ms / floor}
+    if cold:
+        first, second, third = first_results(layers, training, rewrite, backend)
+        row |= {f"{name} s": second.get(name, 0.0) for name in ("trace", "rewrite", "plan", "pipelines")}
+        row |= {"cold pipelines s": first.get("pipelines", 0.0), "first result s": second["first result"]}
+        row["cold first result s"] = first["first result"]
+        row |= {f"{name} s, plan cached": third[name] for name in ("rewrite", "plan", "first result")}
+    return row
+
+
+def eager(layers: int, training: bool) -> dict[str, Any]:
+    """Time of the same code without compile."""
+    fn, x, y = case(layers, training)
+    name = f"{'training' if training else 'forward'}, {layers} layers, eager"
+    before = mg.device().counters.dispatches
+    fn(x, y)
+    return {
+        "case": name,
+        "dispatches": mg.device().counters.dispatches - before,
+        "ms": bench.milliseconds(lambda: fn(x, y), mg.synchronize),
+    }
+
+
+# ---- PyTorch ----
+
+
+def torch_model(torch: Any, layers: int) -> Any:
+    """The same model for PyTorch, its attention written out likewise."""
+    tn = torch.nn
+
+    class TorchBlock(tn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = tn.LayerNorm(WIDTH), tn.LayerNorm(WIDTH)
+            self.q, self.k, self.v, self.out = (tn.Linear(WIDTH, WIDTH) for _ in range(4))
+            self.up, self.down = tn.Linear(WIDTH, 4 * WIDTH), tn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            h = self.norm1(x)
+            q, k, v = (f(h).reshape(1, LENGTH, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            h = tn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(h.transpose(1, 2).reshape(1, LENGTH, WIDTH))
+            return x + self.down(tn.functional.gelu(self.up(self.norm2(x))))
+
+    return tn.Sequential(*(TorchBlock() for _ in range(layers))).cuda()
+
+
+def torch_rows(torch: Any, layers: int, training: bool, compiler: bool) -> list[dict[str, Any]]:
+    """PyTorch's milliseconds: eager, compiled, and as a CUDA graph."""
+    model = torch_model(torch, layers)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    x = torch.randn(1, LENGTH, WIDTH, device="cuda")
+    y = x * 0.5
+
+    def make(f: Any) -> Callable[[], Any]:
+        def forward() -> Any:
+            with torch.no_grad():
+                return f(x)
+
+        def step() -> Any:
+            opt.zero_grad(set_to_none=True)
+            loss = ((f(x) - y) ** 2).mean()
+            loss.backward()
+            opt.step()
+            return loss
+
+        return step if training else forward
+
+    found = {"torch": make(model)}
+    if compiler:
+        found["torch.compile"] = make(torch.compile(model))
+    name = f"{'training' if training else 'forward'}, {layers} layers"
+    rows = []
+    for kind, run in found.items():
+        try:
+            rows.append({"case": f"{name}, {kind}", "ms": bench.milliseconds(run, torch.cuda.synchronize)})
+        except Exception as error:  # torch.compile needs a C compiler and Triton, which may be missing
+            rows.append({"case": f"{name}, {kind}: {type(error).__name__}"})
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            found["torch"]()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found["torch"]()
+    return [*rows, {"case": f"{name}, torch in a CUDA graph", "ms": bench.milliseconds(graph.replay, torch.cuda.synchronize)}]
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--warm", action="store_true", help="leave out what starts processes or compilers: first results, torch.compile")
+    parser.add_argument("--deep", action="store_true", help="leave out the single block")
+    parser.add_argument("--first", default="", help=argparse.SUPPRESS)
+
+
+def main() -> None:
+    args = beside.start(__doc__ or "", _options)
+    if args.first:
+        print(json.dumps(first_result(args.layers, args.first[0] == "1", args.first[1:])))
+        return
+    bench.warm()
+    speed = rates()
+    print(f"copy {speed['bytes'] / 1e9:.1f} GB/s, product {speed['flops'] / 1e9:.1f} GFLOP/s, dispatch {speed['dispatch'] * 1e6:.2f} us\n")
+    torch = beside.cuda()
+    rows: list[dict[str, Any]] = []
+
+    def note(*made: dict[str, Any]) -> None:
+        rows.extend(made)
+        for row in made:
+            print(f"{row['case']}: {row.get('ms', float('nan')):.4g} ms", file=sys.stderr, flush=True)
+
+    for layers in (args.layers,) if args.deep else dict.fromkeys((1, args.layers)):
+        for training in (False, True):
+            for mode in ("greedy", "off"):
+                note(measured(layers, training, mode, speed, args.backend, mode == "greedy" and not args.warm))
+            note(eager(layers, training))
+            if torch:
+                note(*torch_rows(torch, layers, training, layers == args.layers and not args.warm))
+    beside.finish(rows, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ from .errors import (
     TraceError,
     UnsupportedError,
 )
+from .naming import named
 from .ops.factory import (
     arange,
     empty,
@@ -59,6 +60,7 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     from . import data, linalg, load, nn, optim, special
     from .compile.api import compile as compile
+    from .profile.api import Profile as profile
 else:
     from . import compile as compile
 
@@ -107,12 +109,14 @@ __all__ = [
     "linspace",
     "load",
     "manual_seed",
+    "named",
     "nn",
     "no_grad",
     "ones",
     "ones_like",
     "op",
     "optim",
+    "profile",
     "rand",
     "rand_like",
     "randint",
@@ -149,14 +153,23 @@ for _name, _fn in _ops.COMPOSITES.items():
 for _name, _target in _ops.ALIASES.items():
     globals()[_name] = globals()[_target]
 
-_LAZY = {"special", "linalg", "nn", "optim", "data", "load", "gpu", "eager"}
+_LAZY = {"special", "linalg", "nn", "optim", "data", "load", "gpu", "eager", "profile"}
 _FROM = {
+    "debug": "compile.debugging",
     **dict.fromkeys(("Eager", "Graph", "History", "SessionConfig", "TrainConfig", "Trainer", "build_session"), "static"),
+    "checkpoint": "recompute",
     "save_checkpoint": "load.checkpoint",
     "load_checkpoint": "load.checkpoint",
     "save": "serialization",
     "save_safetensors": "load.safetensors",
     "load_safetensors": "load.safetensors",
+    "get_default_device": "defaults",
+    "get_default_dtype": "defaults",
+    "get_float32_matmul_precision": "defaults",
+    "set_default_device": "defaults",
+    "set_default_dtype": "defaults",
+    "set_float32_matmul_precision": "defaults",
+    "set_printoptions": "defaults",
 }
 
 
@@ -169,5 +182,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name in _FROM:
         return getattr(importlib.import_module(f".{_FROM[name]}", __name__), name)
+    if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
+        return getattr(Tensor, name)  # relu_(x) is x.relu_(), as in PyTorch
     refuse(name)
     raise AttributeError(f"module 'meganeura' has no attribute {name!r}")

@@ -111,7 +111,7 @@ def demo(args: argparse.Namespace) -> int:
     """Train on MNIST digits."""
     from .demo import run
 
-    return run(epochs=args.epochs, batch=args.batch, folder=args.out)
+    return run(epochs=args.epochs, batch=args.batch, folder=args.out, only=args.only)
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -137,8 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     table_of_ops.add_argument("--markdown", action="store_true", help="as a Markdown table")
     command("support", support)
     show = command("demo", demo)
-    show.add_argument("--epochs", type=int, default=12, help="passes over the 8,500 training digits (default 12)")
+    show.add_argument("--epochs", type=int, default=None, help="passes over the 8,500 training digits (default 12, convolutional 8)")
     show.add_argument("--batch", type=int, default=100, help="digits a step (default 100)")
+    show.add_argument("--only", choices=("eager", "compiled", "convolutional"), nargs="+", help="of the three trainings")
     show.add_argument("--out", default="demo", help="folder for the two pictures (default demo)")
     command("bench", bench).add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds")
     return parser

@@ -17,8 +17,9 @@ from . import dispatch
 from .dispatch import set_grad_enabled, state
 from .errors import GradientError, NoGradientError, ShapeError
 from .ops.table import ATTR, LIST, RESULTS, SCALAR, Op
-from .provenance import Site, site
+from .provenance import WATCHERS, Site, phase, scope, site
 from .shape import extent, numel
+from .spans import span
 from .storage import Layout
 from .tensor import Tensor
 
@@ -53,7 +54,7 @@ class Node:
 class OpNode(Node):
     """A node of a row: its gradient rules give the input gradients."""
 
-    __slots__ = ("args", "inputs", "op", "versions")
+    __slots__ = ("args", "frame", "inputs", "op", "versions")
 
     def __init__(self, op: Op, edges: list[Edge], metas: list[Layout | None], where: Site) -> None:
         super().__init__(op.name, edges, metas, where)
@@ -61,6 +62,10 @@ class OpNode(Node):
         self.inputs: list[tuple[str, Layout]] = []  # name and layout of each edge's input
         self.args: dict[str, Any] = {}
         self.versions: dict[str, int] = {}
+        self.frame: Any = state.frame  # of a checkpoint, which has the arguments computed again
+        if self.frame is not None:
+            self.frame.add(self)
+            self.frame = None  # until the checkpoint is left
 
     def save(self, values: Sequence[Any], results: tuple[Tensor, ...], inplace: bool) -> None:
         """Keep the arguments that the rules of the inputs needing a gradient name. The version counter of an in-place
@@ -89,19 +94,25 @@ class OpNode(Node):
         self.args[name] = value
         if isinstance(value, Tensor):
             self.versions[name] = value._storage.version
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            self.versions[name] = sum(t._storage.version for t in value)  # versions only grow
 
     def _argument(self, name: str, grads: list[Tensor | None]) -> Any:
         if name == "grad":
             return grads[0]
         if name == "grads":
             return tuple(grads)
+        if self.frame is not None:
+            self.frame.restore()
         value = self.args[name]
         if name == "results":
             return tuple(v.unpack(self, i) for i, v in enumerate(value))
         if name in RESULTS:
             return value.unpack(self, RESULTS.index(name))
-        if name in self.versions and value._storage.version != self.versions[name]:
-            raise GradientError(_changed(self, name, value._storage.version - self.versions[name]))
+        if name in self.versions:
+            now = value._storage.version if isinstance(value, Tensor) else sum(t._storage.version for t in value)
+            if now != self.versions[name]:
+                raise GradientError(_changed(self, name, now - self.versions[name]))
         return value
 
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
@@ -131,6 +142,7 @@ class OpNode(Node):
     def release(self) -> None:
         self.freed = True
         self.args = {}
+        self.frame = None
 
 
 class _Output:
@@ -364,10 +376,11 @@ def backward(
     create_graph: bool = False,
 ) -> None:
     """Add the gradients of the roots to `.grad` of every leaf they depend on. Roots of one element need no gradient."""
-    leaves = _run(roots, grads, None, bool(retain_graph) or create_graph, create_graph)
-    taken: set[int] = set()
-    for leaf, g in leaves.items():
-        _accumulate(leaf, g, create_graph, taken, grads)
+    with span("backward"), phase("backward"):
+        leaves = _run(roots, grads, None, bool(retain_graph) or create_graph, create_graph)
+        taken: set[int] = set()
+        for leaf, g in leaves.items():
+            _accumulate(leaf, g, create_graph, taken, grads)
 
 
 def grad(
@@ -382,7 +395,8 @@ def grad(
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     gos = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
-    found = _run(outs, gos, ins, bool(retain_graph) or create_graph, create_graph)
+    with span("backward"), phase("backward"):
+        found = _run(outs, gos, ins, bool(retain_graph) or create_graph, create_graph)
     result = []
     for i, t in enumerate(ins):
         g = found.get(t)
@@ -447,6 +461,7 @@ def _run(
         have = slots[index]
         slots[index] = g if have is None else have + g
 
+    watched, path = WATCHERS[0], scope.path
     with set_grad_enabled(create_graph):
         for i, t in enumerate(roots):
             send(edge_of(t), _seed(t, grads[i] if grads is not None else None, create_graph))
@@ -461,6 +476,8 @@ def _run(
                 )
             if all(s is None for s in slots):
                 continue
+            if watched:
+                scope.path = node.site.path
             try:
                 results = node.backward(slots, create_graph)
             except NotImplementedError:
@@ -469,6 +486,8 @@ def _run(
                 node.release()
             for edge, g in zip(node.edges, results, strict=True):
                 send(edge, g)
+    if watched:
+        scope.path = path
     return leaves
 
 

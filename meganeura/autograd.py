@@ -1,4 +1,5 @@
-"""Checking gradients: analytic against finite differences, both in float64 through the numpy references."""
+"""`meganeura.autograd`: gradients, Functions with a gradient of their own, and checking gradients: analytic against finite
+differences, both in float64 through the numpy references."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from . import dispatch
 from .autodiff import backward, grad
 from .dispatch import enable_grad, no_grad
 from .errors import GradientError
+from .function import Function
 from .reference import Reference
 from .tensor import Tensor, upload
 
-__all__ = ["backward", "enable_grad", "grad", "gradcheck", "no_grad", "value_and_grad"]
+__all__ = ["Function", "backward", "enable_grad", "grad", "gradcheck", "no_grad", "value_and_grad"]
 
 
 def value_and_grad(fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:

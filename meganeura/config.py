@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from .errors import MeganeuraError
@@ -42,7 +44,7 @@ class Config:
         ("", "off", "greedy", "egglog-windowed", "egglog-outlined", "egglog-whole"),
     )
     egraph_cost: str = _option("tensor-traffic", "cost model of the egglog modes", ("ast-size", "tensor-traffic"))
-    egraph_cutoff: int = _option(300, "largest graph, in nodes, that egglog-whole takes")
+    egraph_cutoff: int = _option(300, "most nodes of a window of the egglog modes; egglog-whole takes graphs of 4 times as many")
     greedy_pack_swiglu: bool = _option(True, "the greedy engine packs gate and up projections")
     device_parameters: bool = _option(False, "keep parameters in device-local memory", inert="WebGPU does not expose memory types")
     reuse_upload: bool = _option(False, "reuse upload heaps", inert="queue.write_buffer owns its staging memory")
@@ -56,6 +58,7 @@ class Config:
     gpu_timing: bool = _option(False, "time every session step with GPU timestamps")
     gpu_capture: str = _option("", "write a GPU capture", inert="WebGPU has no capture interface; use the vendor's tool")
     trace: str = _option("", "file to write a Perfetto trace to")
+    plan_cache: str = _option("", "directory of the cache of rewritten and planned graphs (unset: the user's caches; off: none)")
     debug: bool = _option(False, "verify the IR after every pass and check every buffer on every dispatch")
     check: bool = _option(False, "compare every eager op with its numpy reference")
     no_robustness: bool = _option(
@@ -135,3 +138,33 @@ def configure(**arguments: Any) -> Config:
     global _current
     _current = resolve(**arguments)
     return _current
+
+
+def plan_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where compiled graphs are kept from process to process; None where they are not."""
+    environ = os.environ if environ is None else environ
+    said = current().plan_cache
+    if said.lower() in _FALSE[1:]:
+        return None
+    if said:
+        return Path(said)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "darwin":
+        caches = home / "Library" / "Caches"
+    elif sys.platform == "win32":
+        caches = Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    else:
+        caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return caches / "meganeura" / "plans"
+
+
+_OUTSIDE = ("check", "debug", "dump_plan", "dump_wgsl", "gpu_capture", "gpu_timing", "plan_cache", "serial_dispatch", "trace")
+
+
+def computing() -> str:
+    """The options that what is computed may depend on, as text."""
+    now = current()
+    return repr([(f.name, getattr(now, f.name)) for f in fields(Config) if f.name not in _OUTSIDE])

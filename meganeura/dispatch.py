@@ -24,6 +24,7 @@ class Interpreter:
     """What an op means. `apply` gets canonical positional values (one a parameter) and an output tensor for in-place."""
 
     name = "?"
+    reads = True  # whether values can be read now
 
     def apply(self, op: Op, values: Sequence[Any], out: Tensor | None) -> Any:
         """Run (or note) one op; returns a Tensor, or a tuple of them for several outputs."""
@@ -41,8 +42,19 @@ class Interpreter:
         """Run fn for real, now, whatever the interpreter: allocation of state that outlives this call."""
         return fn()
 
+    def recomputing(self) -> contextlib.AbstractContextManager[None]:
+        """A block that computes again what was computed before, so that it need not be kept."""
+        return contextlib.nullcontext()
+
     def observe(self, owner: Any) -> None:
-        """Called when a Module or Optimizer is used, so that a trace can guard what it read."""
+        """Called when a Module or Optimizer is used, so that a trace can guard what it read, and when a tensor gets a hook."""
+
+    def named(self, tensor: Tensor, name: str) -> None:
+        """Called when the user names a value."""
+
+    def picked(self, tensor: Tensor) -> Tensor:
+        """Called for x[i] with an i whose value cannot be read: a copy where eager has a view."""
+        return tensor
 
     def upload(self, dtype: Any, array: Any) -> Tensor:
         """Make a tensor of this world from a numpy array."""
@@ -55,6 +67,7 @@ class Interpreter:
 
 class _State(threading.local):
     grad = True
+    frame: Any = None  # of the checkpoint (recompute.py) that is running
     interpreter: Interpreter | None = None
 
 
@@ -100,9 +113,17 @@ class set_grad_enabled(contextlib.ContextDecorator):
     def __init__(self, mode: bool) -> None:
         self.mode = mode
         self.before: list[bool] = []
+        self.called = [state.grad] if type(self) is set_grad_enabled else []
+        if self.called:  # as a plain call it stays in force
+            state.grad = mode
+
+    def __call__(self, fn: Any) -> Any:
+        if self.called:
+            state.grad = self.called.pop()
+        return super().__call__(fn)
 
     def __enter__(self) -> None:
-        self.before.append(state.grad)
+        self.before.append(self.called.pop() if self.called else state.grad)
         state.grad = self.mode
 
     def __exit__(self, *exc: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .dispatch import current
 from .errors import IndexOutOfRangeError, ShapeError
 from .ops import index, move
 from .ops.arithmetic import copy_, fill_
@@ -151,10 +152,10 @@ def _take(x: Tensor, key: Any, reading: bool) -> _Taken:
         elif isinstance(k, Tensor) and k.ndim:
             found = _found(x, dim, k)
             lookups, dim = lookups + found, dim + len(found)
-        elif isinstance(k, Tensor) and k._storage.buffer is None and (reading or not lookups):
+        elif isinstance(k, Tensor) and (k._storage.buffer is None or not current().reads) and (reading or not lookups):
             # traced: an int that is known at run time only, so that reading it copies
             if reading:
-                x, flags = _pick(x, dim, k), True
+                x, flags = current().picked(_pick(x, dim, k)), True
             else:
                 lookups, dim = [_Lookup(dim, k)], dim + 1
         elif k is None:

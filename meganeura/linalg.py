@@ -13,6 +13,9 @@ from .ops.factorization import linalg_qr as qr
 from .ops.factorization import linalg_svd as svd
 from .ops.linalg import det, inv, refused, slogdet, solve, solve_triangular, tensorinv, tensorsolve
 from .ops.linalg import linalg_cholesky as cholesky
+from .ops.lu import cholesky_ex, householder_product, inv_ex, lu_factor, lu_factor_ex, solve_ex
+from .ops.lu import linalg_lu as lu
+from .ops.lu import linalg_lu_solve as lu_solve
 from .ops.products import matmul
 from .ops.sequences import linalg_vander as vander
 from .ops.table import COMPOSITES
@@ -20,9 +23,10 @@ from .ops.triangular import diagonal as _diagonal
 from .tensor import Tensor
 
 __all__ = [
-    "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul",
-    "matrix_exp", "matrix_power", "matrix_rank", "multi_dot", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd",
-    "svdvals", "tensorinv", "tensorsolve", "vander", "vecdot",
+    "LinAlgError", "cholesky", "cholesky_ex", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh",
+    "householder_product", "inv", "inv_ex", "lstsq", "lu", "lu_factor", "lu_factor_ex", "lu_solve", "matmul", "matrix_exp",
+    "matrix_power", "matrix_rank", "multi_dot", "pinv", "qr", "slogdet", "solve", "solve_ex", "solve_triangular", "svd", "svdvals",
+    "tensorinv", "tensorsolve", "vander", "vecdot",
 ]  # fmt: skip
 
 eig, eigvals = refused("eig"), refused("eigvals")

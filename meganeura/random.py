@@ -57,6 +57,13 @@ def normal(count: int, words: Words) -> NDArray[np.float32]:
     return pairs.reshape(-1)[:count].astype(np.float32)
 
 
+class _Changes(threading.local):
+    count = 0
+
+
+changes = _Changes()  # seeds and positions set by this thread: a trace must see none
+
+
 class Generator:
     """A seed and a position in its stream of draws. Thread-safe."""
 
@@ -67,6 +74,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Start the stream of a seed (any int, taken modulo 2^64) from its beginning."""
+        changes.count += 1
         with self._lock:
             self.seed, self.offset = int(seed) & (1 << 64) - 1, 0
         return self
@@ -91,6 +99,7 @@ class Generator:
     def set_state(self, state: Any) -> None:
         """Continue from a state that get_state gave."""
         seed, offset = np.asarray(state).reshape(2)
+        changes.count += 1
         with self._lock:
             self.seed, self.offset = int(seed), int(offset)
 

@@ -16,8 +16,13 @@ from .dtype import float32, int64
 from .errors import DeviceError
 from .ops.views import cat, narrow
 
-THRESHOLD = 1000  # elements up to which all are shown
-EDGE = 3  # elements shown at each end of a longer dimension
+# Digits after the point, elements up to which all are shown, elements shown at each end of a longer dimension, columns.
+PROFILES: dict[str, dict[str, Any]] = {
+    "default": {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 75},
+    "short": {"precision": 2, "threshold": 1000, "edgeitems": 2, "linewidth": 75},
+    "full": {"precision": 4, "threshold": float("inf"), "edgeitems": 3, "linewidth": 75},
+}
+OPTIONS: dict[str, Any] = {**PROFILES["default"], "scientific": None}
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -34,10 +39,13 @@ def text(t: Tensor) -> str:
         return f"tensor(<symbolic {t.layout}>{tail})"
     if not t.numel() and t.ndim > 1:
         tail = f", size={t.shape}{tail}"
-    small = t.numel() <= THRESHOLD
+    small = t.numel() <= OPTIONS["threshold"]
+    digits, scientific = OPTIONS["precision"], OPTIONS["scientific"]
+    written: Any = {"float_kind": f"{{:.{digits}e}}".format} if scientific else None
     values = np.array2string(
-        t._read() if small else _edges(t)._read(), separator=", ", prefix="tensor(", threshold=THRESHOLD if small else 0, edgeitems=EDGE,
-        precision=4,
+        t._read() if small else _edges(t)._read(), separator=", ", prefix="tensor(", edgeitems=OPTIONS["edgeitems"], precision=digits,
+        threshold=max(t.numel(), 1) if small else 0, max_line_width=OPTIONS["linewidth"], formatter=written,
+        suppress_small=None if scientific is None else not scientific,
     )  # fmt: skip
     return f"tensor({values}{tail})"
 
@@ -46,11 +54,11 @@ def _edges(t: Tensor) -> Tensor:
     """The elements that the shortened text shows, and one more along a dimension so that it is shortened: no more is read."""
     if not isinstance(t._storage.world, dispatch.hooks.eager().__class__):
         return t
-    ends = t.detach()
+    ends, edge = t.detach(), OPTIONS["edgeitems"]
     with dispatch.no_grad(), dispatch.use(None), contextlib.suppress(DeviceError):  # too large to be walked at once
         for d, n in enumerate(t.shape):
-            if n > 2 * EDGE + 1:
-                ends = cat([narrow(ends, d, 0, EDGE + 1), narrow(ends, d, n - EDGE, EDGE)], d)
+            if n > 2 * edge + 1:
+                ends = cat([narrow(ends, d, 0, edge + 1), narrow(ends, d, n - edge, edge)], d)
         return ends
     return t
 

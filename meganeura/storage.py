@@ -14,7 +14,7 @@ _uids = itertools.count(1)
 class Layout:
     """dtype, shape, strides and offset of one operand, in elements. Interned: equal layouts are one object."""
 
-    __slots__ = ("__weakref__", "contiguous", "dtype", "numel", "offset", "shape", "strides")
+    __slots__ = ("__weakref__", "_span", "contiguous", "dtype", "numel", "offset", "shape", "strides")
     _interned: dict[tuple[Any, ...], Layout] = {}
     dtype: DType
     shape: Shape
@@ -22,6 +22,7 @@ class Layout:
     offset: int
     numel: int
     contiguous: bool
+    _span: tuple[int, int] | None
 
     def __new__(cls, dtype: DType, shape: Shape, strides: Shape | None = None, offset: int = 0) -> Layout:
         strides = contiguous_strides(shape) if strides is None else strides
@@ -33,6 +34,7 @@ class Layout:
         self.dtype, self.shape, self.strides, self.offset = key
         self.numel = numel(shape)
         self.contiguous = is_contiguous(shape, strides)
+        self._span = None
         if len(cls._interned) > 65536:  # layouts compare by identity, so a dropped one only costs a second entry in caches
             cls._interned.clear()
         cls._interned[key] = self
@@ -51,10 +53,16 @@ class Layout:
             self.offset if offset is None else offset,
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.dtype, self.shape, self.strides, self.offset)  # copies are the interned one
+
     def span(self) -> tuple[int, int]:
         """First and last element index touched in the storage; last < first when there are no elements."""
-        low, high = extent(self.shape, self.strides)
-        return self.offset + low, self.offset + high
+        found = self._span
+        if found is None:
+            low, high = extent(self.shape, self.strides)
+            found = self._span = self.offset + low, self.offset + high
+        return found
 
     def __repr__(self) -> str:
         tail = "" if self.contiguous and self.offset == 0 else f", strides={list(self.strides)}, offset={self.offset}"

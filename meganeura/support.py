@@ -20,9 +20,14 @@ STATUSES = ("yes", "eager only", "later", "no")
 
 # What reads values on the host beside the rows that numpy computes (ops/host.py): results whose shape depends on values, and
 # Python numbers.
-_READS = "allclose argwhere bincount combinations equal is_nonzero item masked_select nonzero numpy tolist unique unique_consecutive"
+_READS = (
+    "allclose argwhere bincount binomial combinations equal is_nonzero item masked_select nonzero numpy poisson tolist unique "
+    "unique_consecutive update_bn"
+)
 # Left out for good, beside unsupported.UNSUPPORTED.
-_NEVER = "coalesce eig eigvals indices is_coalesced is_sparse SparseAdam sparse_dim sparse_mask to_dense to_sparse values"
+_NEVER = (
+    "coalesce cuda eig eigvals indices is_coalesced resize resize_ resize_as_ SparseAdam sparse_dim sparse_mask to_dense to_sparse values"
+)
 # Names that PyTorch has twice for different things: an argument that tells which one is here.
 _TOLD_BY = {"torch.nn.functional.unfold": "kernel_size"}
 
@@ -195,7 +200,7 @@ _HEAD = """# PyTorch's names in meganeura
 A fixed list of {total} public names of PyTorch, looked up here under the same path (`torch.nn.Linear` as `meganeura.nn.Linear`).
 Made by `python -m meganeura support > docs/support.md`; a test compares. **Eager only** functions read values on the host, so
 they cannot be used inside `meganeura.compile`. **Later** means not here yet. **No**: complex numbers, sparse and quantized
-tensors, Fourier transforms and TorchScript are left out; asking for them says what to use instead.
+tensors, Fourier transforms, TorchScript and changing a tensor's memory are left out; asking for them says what to use instead.
 
 """
 

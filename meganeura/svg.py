@@ -220,5 +220,5 @@ def _box(box: Box, x: float, y: float, fill: str) -> str:
     )
 
 
-def _cut(text: str, most: int = 27) -> str:
+def _cut(text: str, most: int = 25) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

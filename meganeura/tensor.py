@@ -13,7 +13,7 @@ import numpy as np
 
 from . import dispatch
 from .dispatch import bind, state
-from .dtype import ALL, DType, bool_, float16, float32, int32, int64
+from .dtype import ALL, DType, bfloat16, bool_, float16, float32, int8, int32, int64, uint8
 from .dtype import dtype as as_dtype
 from .errors import DeviceError, DTypeError, GradientError, IndexOutOfRangeError, MeganeuraError, ShapeError
 from .ops.alias import ALIASES
@@ -22,6 +22,7 @@ from .ops.table import COMPOSITES, OPERAND, REGISTRY, TENSOR, Op
 from .provenance import site
 from .shape import Shape, normalize_dim
 from .storage import Layout, Storage
+from .unsupported import refuse_method
 
 Int = int  # the class has methods of these names
 Float = float
@@ -61,7 +62,6 @@ class Tensor:
 
     if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...
         def _binary(self, other: Any) -> Tensor: ...
         def _unary(self) -> Tensor: ...
 
@@ -142,7 +142,12 @@ class Tensor:
     @data.setter
     def data(self, value: Tensor) -> None:
         self._storage, self.layout = value._storage, value.layout
-        _changed_state()
+        state_epoch[0] += 1
+
+    @property
+    def is_sparse(self) -> Bool:
+        """False: there are no sparse tensors."""
+        return False
 
     @property
     def itemsize(self) -> int:
@@ -201,7 +206,7 @@ class Tensor:
             raise GradientError(f"requires_grad can only be turned off for leaf tensors; use detach()\n  at {site()}")
         if self._leaf != requires_grad:
             self._leaf = requires_grad
-            _changed_state()
+            state_epoch[0] += 1
         return self
 
     def backward(self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
@@ -233,8 +238,9 @@ class Tensor:
             raise GradientError(f"cannot register a hook on a tensor that does not require grad ({self.layout})\n  at {site()}")
         node = self.grad_fn
         if node is None:
-            self._hooks = self._hooks if self._hooks is not None else []
-            hooks = self._hooks
+            dispatch.current().observe(self)
+            hooks = self._hooks = [] if self._hooks is None else self._hooks
+            state_epoch[0] += 1
         else:
             node.hooks = node.hooks or {}
             hooks = node.hooks.setdefault(self._index, [])
@@ -391,6 +397,15 @@ class Tensor:
         """This tensor: `.numpy()` is what brings values to the host."""
         return self
 
+    def cuda(self, device: Any = None, non_blocking: Any = False) -> Tensor:
+        """Refused: tensors live on the WebGPU device, which may be an NVIDIA GPU, from the start."""
+        raise DeviceError(f"there is no device 'cuda': this tensor is on {self.device} already\n  at {site()}")
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for names that do not exist: what PyTorch has and this package leaves out says so."""
+        refuse_method(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def contiguous(self, memory_format: Any = None) -> Tensor:
         """This tensor, or a row-major copy of it, whatever memory_format says."""
         return self if self.layout.contiguous else self.clone()
@@ -420,13 +435,10 @@ class _Handle:
     def remove(self) -> None:
         if self.hook in self.hooks:
             self.hooks.remove(self.hook)
+            state_epoch[0] += 1
 
 
 state_epoch = [0]  # grows when something a compiled session may have read changes; see compile's guards
-
-
-def _changed_state() -> None:
-    state_epoch[0] += 1
 
 
 def _edge(t: Tensor) -> Any:
@@ -495,6 +507,14 @@ def _inplace(row: Op) -> Callable[..., Any]:
     return call
 
 
+# float32 stands for float64, and int32 for int16, wherever a program names them.
+_CONVERSIONS = {"bfloat16": bfloat16, "byte": uint8, "char": int8, "double": float32, "short": int32}
+
+
+def _conversion(dtype: DType) -> Callable[[Tensor], Tensor]:
+    return lambda self: self.to(dtype)
+
+
 def install() -> None:
     """Make a method of every composite and row that has one, and an in-place form of every pointwise row."""
     for name, fn in COMPOSITES.items():
@@ -511,6 +531,8 @@ def install() -> None:
         for end in ("", "_"):
             if target + end in Tensor.__dict__ and name + end not in Tensor.__dict__:
                 setattr(Tensor, name + end, Tensor.__dict__[target + end])
+    for name, dtype in _CONVERSIONS.items():
+        setattr(Tensor, name, _conversion(dtype))
     _operators()
 
 

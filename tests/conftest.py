@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software driver: no thread pool, whose wake-ups cost more than small kernels
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
 os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(Path.home() / ".cache" / "meganeura-tests"))
+os.environ.setdefault("MEGANEURA_PLAN_CACHE", "off")  # tests are about what is made, and replace parts that make it
 # Tests that start another Python find this checkout there, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 

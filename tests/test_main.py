@@ -65,17 +65,17 @@ def test_moved_digits_are_the_same_digits() -> None:
 
 def test_a_short_demo_learns_the_same_both_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert demo.run(epochs=1, folder=tmp_path) == 0
+    assert demo.run(epochs=1, folder=tmp_path, only=("eager", "compiled")) == 0
     text = capsys.readouterr().out
     (eager,) = re.findall(r"^eager +([\d.]+)% right", text, re.MULTILINE)
     (compiled,) = re.findall(r"^compiled +([\d.]+)% right", text, re.MULTILINE)
     assert float(eager) > 85
     assert abs(float(eager) - float(compiled)) < 0.5
-    assert float(re.findall(r"curves: (\S+)", text)[0]) < 1e-2
+    assert float(re.findall(r"eager and compiled: (\S+)", text)[0]) < 1e-2
     for name in ("loss.png", "misread.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.full
-def test_the_whole_demo_reads_96_percent(tmp_path: Path) -> None:
+def test_the_whole_demo_reads_what_it_should(tmp_path: Path) -> None:
     assert demo.run(folder=tmp_path) == 0

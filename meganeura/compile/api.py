@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
 import warnings
@@ -14,10 +15,13 @@ from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
 from ..provenance import site
 from ..tensor import Tensor, state_epoch
-from .arguments import same_storage
+from . import debugging
+from .arguments import hooks_of, same_storage
+from .collector import paused
+from .egraph import needs_egglog
 from .guard import Guard
 from .ir import Graph
-from .passes import Options
+from .options import EGGLOG, Options
 from .plan import Plan
 from .program import Program
 from .record import record
@@ -28,21 +32,23 @@ from .tree import flatten
 SIGNATURES = 64  # kept a function; the one unused for longest goes first
 CONSTANTS = 8  # values of one number argument before a warning
 RETRACES = 8  # traces of one signature before a warning
-REWRITES = ("off", "greedy")
+REWRITES = ("off", "greedy", *EGGLOG)
 
 
 class Compiled:
     """A compiled function. Call it as the function; `graph`, `plan` and `session` show what a call with these arguments does.
 
-    `traces` counts how often the function was traced, `retraces` those after a guard broke, `sessions` what is cached.
+    `traces` counts how often the function was traced, `retraces` those after a guard broke, `sessions` what is cached,
+    `cache_hits` the graphs that came from the plan cache on disk instead of being rewritten.
     """
 
     def __init__(self, fn: Callable[..., Any], options: Options, name: str = "") -> None:
         self.fn, self.options = fn, options
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
         self.programs: OrderedDict[Any, list[Program]] = OrderedDict()
-        self.traces = self.retraces = 0
+        self.traces = self.retraces = self.cache_hits = 0
         self._constants: dict[Any, set[Any]] = {}
+        self._dropped: OrderedDict[int, None] = OrderedDict()  # signatures whose sessions had to go
         self._lock = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -56,7 +62,16 @@ class Compiled:
             return self.fn(*args, **kwargs)
         with self._lock:
             program, leaves, sources = self._find(args, kwargs)
-            return program.run(leaves, sources)
+            return program.run(leaves, sources, args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Compiled:
+        return self  # as functions are
+
+    def __copy__(self) -> Compiled:
+        return self
+
+    def __reduce__(self) -> str:
+        return getattr(self, "__qualname__", self.name)  # by name, as functions are
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -70,15 +85,16 @@ class Compiled:
         sources = same_storage(leaves)
         facts = [(t.layout.dtype, t.layout.shape, _history(t), leaves[s] is t, s) for t, s in zip(leaves, sources, strict=True)]
         world = dispatch.hooks.eager()
-        key = (spec, tuple(facts), dispatch.state.grad, world)
+        key = (spec, tuple(facts), dispatch.state.grad, debugging.active() is not None, world)
         known = self.programs.get(key)
         reason = ""
         if known is not None:
             self.programs.move_to_end(key)
             for program in known:
-                reason = program.guard.broken(leaves)
-                if not reason:
+                broken = program.guard.broken(leaves)
+                if not broken:
                     return program, leaves, sources
+                reason = reason or broken  # of the newest
         return self._trace(key, (args, kwargs), leaves, sources, reason), leaves, sources
 
     def _trace(self, key: Any, args: Any, leaves: list[Tensor], sources: list[int], reason: str) -> Program:
@@ -87,21 +103,36 @@ class Compiled:
         for i, t in enumerate(leaves):
             if t._storage.world is not world:
                 raise TraceError(f"argument tensor {i} ({t.layout}) lives on {t._storage.world!r}, not on {world!r}\n  at {site()}")
-        found = record(self.fn, args, leaves, sources)
-        program = Program(self.name, found, Guard(found, epoch), self.options, world)
+        options = self.options if debugging.active() is None else debugging.OPTIONS
+        with paused():
+            found = record(self.fn, args, leaves, sources)
+            program = Program(self.name, found, Guard(found, epoch), options, world, self.fn)
         self.traces += 1
+        self.cache_hits += program.cache_hits
         known = self.programs.setdefault(key, [])
         self.retraces += bool(known)
         known.insert(0, program)
         del known[RETRACES:]
         while len(self.programs) > SIGNATURES:
-            self.programs.popitem(last=False)
+            self._dropped[hash(self.programs.popitem(last=False)[0])] = None
+            while len(self._dropped) > 16 * SIGNATURES:
+                self._dropped.popitem(last=False)
         return program
 
     def _warn(self, args: tuple[tuple[Any, ...], dict[str, Any]], key: Any, reason: str) -> None:
         """Tell of numbers that should be tensors and of state that keeps changing."""
         if reason and len(self.programs[key]) == RETRACES:
-            warnings.warn(f"{self.name} was traced {RETRACES} times for one signature; last because of {reason}", stacklevel=4)
+            warnings.warn(
+                f"{self.name} was traced {RETRACES} times for one signature; last because of {reason}. "
+                f"What changes from call to call should be an argument, or a tensor that is changed in place",
+                stacklevel=4,
+            )
+        if self._dropped.pop(hash(key), self) is None:
+            warnings.warn(
+                f"{self.name} is called with more than the {SIGNATURES} signatures whose sessions are kept, and traces dropped ones again; "
+                f"{_varying([key, *self.programs])}",
+                stacklevel=4,
+            )
         for name, value in (*enumerate(args[0]), *args[1].items()):
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 values = self._constants.setdefault(name, set())
@@ -145,9 +176,19 @@ class Compiled:
         return f"<compiled {self.name}: {self.sessions} sessions, {self.traces} traces>"
 
 
-def _history(t: Tensor) -> int:
-    """0: no gradient wanted, 1: a leaf that wants one, 2: computed with history."""
-    return 0 if not t.requires_grad else 1 if t.grad_fn is None else 2
+def _history(t: Tensor) -> Any:
+    """0: no gradient wanted, 1 (or its hooks): a leaf that wants one, 2: computed with history."""
+    return 0 if not t.requires_grad else (hooks_of(t) or 1) if t.grad_fn is None else 2
+
+
+def _varying(keys: list[Any]) -> str:
+    """What differs most between signatures of equally many tensors, and what to do about it."""
+    facts = [k[1] for k in keys if len(k[1]) == len(keys[0][1])]
+    shapes = [len({f[i][1] for f in facts}) for i in range(len(facts[0]))]
+    if not shapes or max(shapes) < 2:
+        return "constant arguments differ: pass numbers that change as tensors"
+    most = max(range(len(shapes)), key=lambda i: shapes[i])
+    return f"argument tensor {most} had {shapes[most]} shapes: pad to a few sizes, or bring batches to one"
 
 
 def compile(fn: Any = None, *, precision: str = "highest", rewrite: str | None = None, debug: bool | None = None) -> Any:
@@ -155,25 +196,34 @@ def compile(fn: Any = None, *, precision: str = "highest", rewrite: str | None =
 
     A signature is the arguments' shapes, dtypes and Python constants; a session stays valid while the state that the
     code read (training mode, requires_grad, parameter groups) is the same. Also a decorator, with or without arguments.
-    precision: 'highest' (strict float32). rewrite: 'greedy' or 'off'. debug: check the graph after every pass and give
-    every value a buffer of its own. Raises TraceError for code that cannot be traced.
+    precision: 'highest' (strict float32). rewrite: 'greedy', 'off', or with the extra `egglog` 'egglog-windowed',
+    'egglog-outlined' or 'egglog-whole' (docs/compile.md says when). debug: check the graph after every pass and give every
+    value a buffer of its own. Raises TraceError for code that cannot be traced.
     """
     if precision != "highest":
         raise MeganeuraError(f"precision={precision!r}: this version computes in 'highest' only")
     settings = config.current()
     mode = rewrite if rewrite is not None else settings.optimizer or "greedy"
     if mode not in REWRITES:
-        raise MeganeuraError(f"rewrite={mode!r}: this version knows {' and '.join(map(repr, REWRITES))}")
+        raise MeganeuraError(f"rewrite={mode!r}: this version knows {', '.join(map(repr, REWRITES))}")
+    if mode in EGGLOG:
+        needs_egglog(mode)
     debug = settings.debug if debug is None else debug
     options = Options(mode, debug, not (debug or settings.no_alias or settings.pin_bufs))
     if fn is None:
         return functools.partial(compile, precision=precision, rewrite=rewrite, debug=debug)
     if isinstance(fn, Compiled):
         return fn
+    if isinstance(fn, (staticmethod, classmethod)):
+        return type(fn)(compile(fn.__func__, precision=precision, rewrite=rewrite, debug=debug))
+    if isinstance(fn, type):
+        raise TypeError(f"compile() takes a function or a Module, not the class {fn.__name__}: compile an instance, or its method")
     if hasattr(fn, "_fingerprint") and hasattr(fn, "forward"):
         return compiled_module(fn, options)
     if not callable(fn):
         raise TypeError(f"compile() takes a function or a Module, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError("compile() cannot trace an async function, which runs in parts; compile the plain functions that it calls")
     return Compiled(fn, options)
 
 

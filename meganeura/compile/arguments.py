@@ -20,6 +20,11 @@ def is_whole(t: Tensor) -> bool:
     return is_dense(t) and t.layout.numel == t._storage.elements
 
 
+def hooks_of(t: Tensor) -> tuple[Any, ...]:
+    """The hooks of a leaf."""
+    return tuple(t._hooks) if t._hooks else ()
+
+
 def dense(t: Tensor) -> Tensor:
     """A row-major copy without history."""
     with dispatch.no_grad():

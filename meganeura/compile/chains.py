@@ -15,6 +15,7 @@ from ..dtype import scalar_dtype
 from ..ops.archetype import Pointwise
 from ..ops.chain import chain_op, statement
 from ..ops.table import ATTR, SCALAR, Inferred, Spec
+from ..provenance import together
 from ..shape import Shape
 from ..storage import Layout
 from .ir import Cell, Graph, Node, Operand, Value
@@ -81,6 +82,15 @@ def is_fusable(node: Node) -> bool:
     if any(d.name in ROUNDED for d in dtypes):
         return False
     return not (node.outputs[0].layout.dtype.value == "u32" and any(d.kind == "f" for d in node.inferred.compute))
+
+
+def as_chain(node: Node) -> Node:
+    """A pointwise node or chain as a chain. The graph is not changed."""
+    if not isinstance(node.op.archetype, Pointwise):
+        return node
+    builder = _Builder(Group(node))
+    builder.add(node)
+    return builder.finish({node.outputs[0].value: {node}})
 
 
 class _Grouping:
@@ -191,7 +201,10 @@ def _chain(group: Group, users: dict[Value, set[Any]]) -> Node:
     builder = _Builder(group)
     for node in group.nodes:
         builder.add(node)
-    return builder.finish(users)
+    chain = builder.finish(users)
+    for out in chain.outputs:
+        out.value.node = chain
+    return chain
 
 
 class _Builder:
@@ -238,7 +251,7 @@ class _Builder:
 
     def _scalar(self, value: Any, kind: str) -> str:
         for name, have, known in self.scalars:
-            if have == kind and _same_number(known, value):
+            if have == kind and same_number(known, value):
                 return "{" + name + "}"
         name = f"s{len(self.scalars)}"
         self.scalars.append((name, kind, value))
@@ -254,17 +267,15 @@ class _Builder:
         inputs = [name for name, _ in self.inputs]
         results = [self.texts[o][0][1:-1] for o in stored]
         op = chain_op(self.statements, results, inputs, [(n, k) for n, k, _ in self.scalars], dtypes)
-        chain = Node(op, [o for _, o in self.inputs] + [v for _, _, v in self.scalars], self.group.nodes[-1].site)
+        chain = Node(op, [o for _, o in self.inputs] + [v for _, _, v in self.scalars], together([n.place for n in self.group.nodes]))
         chain.inferred = Inferred(tuple(Spec(d, self.group.shape) for d in dtypes), tuple(o.layout.dtype for _, o in self.inputs), {})
         chain.outputs = tuple(stored)
         chain.previous = tuple(self.first[o.value.cell] for o in stored)
         chain.parts = tuple(p for n in self.group.nodes for p in n.parts)
-        for out in stored:
-            out.value.node = chain
         return chain
 
 
-def _same_number(a: Any, b: Any) -> bool:
+def same_number(a: Any, b: Any) -> bool:
     if isinstance(a, HostScalar) or isinstance(b, HostScalar):
         return a is b
     return scalar_dtype(a) is scalar_dtype(b) and repr(a) == repr(b)

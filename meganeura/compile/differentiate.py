@@ -42,7 +42,7 @@ class Backward:
 
 def differentiate(trace: Trace, roots: Sequence[Tensor], stand_ins: dict[int, int]) -> tuple[list[Backward], MeganeuraError | None]:
     """A Backward for all roots, then for parts of them; or the error that backward() has to raise."""
-    leaves = tape_leaves(roots)
+    leaves = [t for t in tape_leaves(roots) if id(t) in stand_ins or t._storage.world is not trace]  # not those made inside
     targets: list[int | Tensor] = [stand_ins.get(id(t), t) for t in leaves]
     hooks = [t._hooks for t in leaves]
     for t in leaves:

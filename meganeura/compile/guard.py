@@ -1,9 +1,9 @@
 """When a traced program is valid: the Python state that its trace read, checked before every call.
 
 Argument shapes, dtypes and constants are in the signature (api.py); here is what the function reached by itself: the
-tensors it met, `.grad` it read, modules and optimizers it used. A counter (tensor.state_epoch) that grows with every
-change of a module or of a tensor's facts makes the usual check short; optimizers' groups are plain dicts, so they are
-compared every time.
+tensors it met, `.grad` it read, modules and optimizers it used; names.py adds globals, closures and attributes. A counter
+(tensor.state_epoch) that grows with every change of a module or of a tensor's facts makes the usual check short; optimizers'
+groups are plain dicts, so they are compared every time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..tensor import Tensor, state_epoch
-from .arguments import is_whole
+from .arguments import hooks_of, is_whole
 from .record import GradEffect, Record
 
 
@@ -28,12 +28,17 @@ class Guard:
         self.epoch = epoch
         self.grads = [e for e in record.effects if e.read]
         paths = {e.grad._storage.uid for e in self.grads if e.grad is not None}
-        self.tensors = [(s.tensor, s.tensor.layout, s.tensor.requires_grad) for s in record.trace.states.values() if s.uid not in paths]
+        self.tensors = [
+            (s.tensor, s.tensor.layout, s.tensor.requires_grad, hooks_of(s.tensor))
+            for s in record.trace.states.values()
+            if s.uid not in paths
+        ]
         self.owners = [(o, f) for o, f in record.trace.observed.values() if not hasattr(o, "param_groups")]
         self.optimizers = [(o, f) for o, f in record.trace.observed.values() if hasattr(o, "param_groups")]
         numbers = {c: i for i, c in reversed(list(enumerate(record.argument_cells)))}
         self.shared = {numbers[c]: t for c, t in record.trace.shared.items()}
-        self.uids = {t._storage.uid for t, _, _ in self.tensors}
+        self.uids = {t._storage.uid for t, *_ in self.tensors}
+        self.names = record.names
 
     def broken(self, leaves: Sequence[Tensor]) -> str:
         """What changed since the trace."""
@@ -42,6 +47,8 @@ class Guard:
             now = None if target.grad is None else target.grad.layout
             if now is not e.before:
                 return f"the .grad of a tensor of shape {list(target.shape)} is {now}, it was {e.before}"
+        if self.names is not None and (reason := self.names.changed()):
+            return reason
         for owner, fingerprint in self.optimizers:
             if owner._fingerprint() != fingerprint:
                 return f"the groups or state of {type(owner).__name__}"
@@ -58,16 +65,18 @@ class Guard:
     def _slow(self) -> str:
         """Everything that moves the counter."""
         epoch = state_epoch[0]
-        for tensor, layout, requires_grad in self.tensors:
+        for tensor, layout, requires_grad, hooks in self.tensors:
             if tensor.layout is not layout:
                 return f"a tensor of layout {layout} is now {tensor.layout}"
             if tensor.requires_grad != requires_grad:
                 return f"requires_grad of a tensor of shape {list(tensor.shape)} is now {tensor.requires_grad}"
+            if hooks_of(tensor) != hooks:
+                return f"the hooks of a tensor of shape {list(tensor.shape)}"
         for owner, fingerprint in self.owners:
             if _fingerprint(owner) != fingerprint:
                 return f"the attributes of a {type(owner).__name__}"
         self.epoch = epoch
-        self.uids = {t._storage.uid for t, _, _ in self.tensors}
+        self.uids = {t._storage.uid for t, *_ in self.tensors}
         return ""
 
 

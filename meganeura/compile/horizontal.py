@@ -74,7 +74,7 @@ class _Packing:
         a, b = node.reads()
         if len(a.layout.shape) != 2 or not self._is_weight(b):
             return None
-        return node.op, a, b.layout.contiguous, b.layout.shape[0], b.layout.dtype
+        return node.op, node.region, a, b.layout.contiguous, b.layout.shape[0], b.layout.dtype
 
     def _is_packable(self, node: Node) -> bool:
         """Whether a node's only result may become columns of another."""

@@ -7,18 +7,20 @@ give a cell a new Value, so program order alone says what is read. Views are lay
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dispatch import HostScalar
 from ..dtype import DType
 from ..ops.infer import named
-from ..ops.table import ATTR, LIST, SCALAR, Inferred, Op
-from ..provenance import Site
-from ..storage import Layout, padded_bytes
+from ..ops.table import ATTR, LIST, Inferred, Op
+from ..provenance import Site, named_value
+from ..shape import numel
+from ..storage import Layout, Storage, padded_bytes
 
 if TYPE_CHECKING:
+    from .cache import Entry
     from .derived import Derived
 
 
@@ -64,9 +66,10 @@ class Operand(NamedTuple):
 
 class Node:
     """One op application. `args` holds a value for every parameter of the op, tensors as Operands. `previous[i]` is the
-    value that output i overwrites (None: the output's cell is new). `parts` names the ops of a fused chain."""
+    value that output i overwrites (None: the output's cell is new). `parts` names the ops of a fused chain. `region`: 0, or
+    the number of the recomputation (mg.checkpoint) that the node belongs to."""
 
-    __slots__ = ("args", "inferred", "op", "outputs", "parts", "previous", "site")
+    __slots__ = ("args", "inferred", "op", "outputs", "parts", "previous", "region", "site")
 
     inferred: Inferred
 
@@ -74,15 +77,19 @@ class Node:
         self.op, self.args, self.site = op, tuple(args), where
         self.outputs: tuple[Operand, ...] = ()
         self.previous: tuple[Value | None, ...] = ()
-        self.parts: tuple[str, ...] = (op.name,)
+        self.parts: tuple[str, ...] = (op.shown,)
+        self.region = 0
 
     def reads(self) -> Iterator[Operand]:
         """Operands in the order of Call.inputs, without numbers."""
-        for p, v in zip(self.op.params, self.args, strict=True):
-            if p.kind == LIST:
-                yield from v
-            elif p.kind not in (ATTR, SCALAR) and isinstance(v, Operand):
-                yield v
+        found: list[Operand] = []
+        for v in self.args:
+            kind = type(v)
+            if kind is Operand:
+                found.append(v)
+            elif kind is tuple and v and type(v[0]) is Operand:
+                found += v
+        return iter(found)
 
     def values_read(self) -> Iterator[Value]:
         """What must be computed before this node: operands, and what a partial overwrite leaves standing."""
@@ -104,8 +111,15 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The op's name, or the names of what a chain fused."""
-        return self.op.name if len(self.parts) == 1 else "+".join(self.parts)
+        """The op's name in messages, or the names of all that was fused."""
+        return "+".join(self.parts)
+
+    @property
+    def place(self) -> Site:
+        """The user's line, with the names of the values that this node makes."""
+        labels = [o.value.cell.label for o in self.outputs if o.value.cell.role == "value"]
+        names = dict.fromkeys(filter(None, [*self.site.value.split("+"), *labels]))
+        return named_value(self.site, "+".join(names)) if names else self.site
 
     def replace(self, values: Mapping[Value, Value]) -> None:
         """Read other values through the same layouts."""
@@ -151,6 +165,14 @@ def text_of(node: Node) -> str:
     return f"{outs} = {node.title}({args})"
 
 
+class Once(NamedTuple):
+    """An op application whose results were computed when the program was made."""
+
+    op: Op
+    args: tuple[Any, ...]
+    values: tuple[Value, ...]
+
+
 @dataclass
 class Graph:
     """Nodes in program order and the cells they start from and must leave behind.
@@ -159,6 +181,10 @@ class Graph:
     gets or a backward graph needs). `kept`: the last values of all cells that outlive it, given ones included.
     `hosts`: (function, count) of the numbers computed by the host at every run, in order. `inference`: nothing
     differentiates through it. `derived`: how cells of the role 'derived' are made from state.
+    `constants`: what cells of that role hold. `saved`: outputs that only a backward graph reads.
+    `traced`: names and lines of the values before any pass, for who asks for one that was fused away.
+    `once`: what made the constants that passes found, in order, and `folded`: which cell holds which of its values.
+    `entry`: the graph's place in the cache on disk (cache.py), until its plan is made.
     """
 
     name: str
@@ -169,6 +195,12 @@ class Graph:
     hosts: list[tuple[Callable[[], Sequence[float | int]], int]] = field(default_factory=list)
     inference: bool = False
     derived: dict[Cell, Derived] = field(default_factory=dict)
+    constants: dict[Cell, Storage] = field(default_factory=dict)
+    saved: set[Cell] = field(default_factory=set)
+    traced: Mapping[str, Site] = field(default_factory=dict)
+    once: list[Once] = field(default_factory=list)
+    folded: dict[Cell, Value] = field(default_factory=dict)
+    entry: Entry | None = None
 
     def written_inputs(self) -> set[Cell]:
         """Given cells that the graph overwrites."""
@@ -194,6 +226,16 @@ class Graph:
         from .picture import graph_html
 
         return graph_html(self)
+
+
+def traffic(nodes: Iterable[Node]) -> int:
+    """Bytes that nodes read and write, each operand of a node once."""
+    return sum(_distinct(o.layout) * o.layout.dtype.itemsize for n in nodes for o in dict.fromkeys((*n.reads(), *n.outputs)))
+
+
+def _distinct(layout: Layout) -> int:
+    """Elements of a layout, each repeated one once."""
+    return numel([n for n, step in zip(layout.shape, layout.strides, strict=True) if step]) if layout.numel else 0
 
 
 class Numbers:

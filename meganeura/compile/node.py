@@ -12,6 +12,7 @@ from ..ops.factory import zeros
 from ..provenance import Site
 from ..storage import Layout, Storage
 from ..tensor import Tensor
+from .again import Again
 from .ir import Cell
 
 if TYPE_CHECKING:
@@ -22,23 +23,21 @@ class CompiledNode(Node):
     """`saved`: the storages that the backward graphs read, with their version at the call; `numbers`: the host's numbers
     of the call (dropout draws the same bits again)."""
 
-    __slots__ = ("numbers", "program", "saved")
+    __slots__ = ("again", "numbers", "program", "saved")
 
     def __init__(
-        self, program: Program, edges: list[Edge], metas: list[Layout | None], where: Site, saved: dict[Cell, Storage], numbers: list[Any]
-    ) -> None:
+        self, program: Program, edges: list[Edge], metas: list[Layout | None], where: Site, saved: dict[Cell, Storage], numbers: list[Any],
+        again: Again,
+    ) -> None:  # fmt: skip
         super().__init__(f"compiled[{program.name}]", edges, metas, where)
-        self.program, self.numbers = program, numbers
+        self.program, self.numbers, self.again = program, numbers, again
         self.saved = {cell: (storage, storage.version) for cell, storage in saved.items()}
 
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
         if self.program.error is not None:
             raise type(self.program.error)(*self.program.error.args)
         if create_graph:
-            raise GradientError(
-                f"backward with create_graph=True through a compiled call\n  called at {self.site}\n"
-                f"  differentiate twice inside the compiled function, or call the function without compile"
-            )
+            return self.again.gradients(self, grads)
         for storage, version in self.saved.values():
             if storage.version != version:
                 raise GradientError(
@@ -60,3 +59,4 @@ class CompiledNode(Node):
     def release(self) -> None:
         self.freed = True
         self.saved = {}
+        self.again.forget()

@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..kernels.kernel import Profile
+from ..spans import span
+from .apply import rewrite_rules
 from .chains import fuse_chains
+from .constants import fold_constants
+from .egraph import rewrite_by_egraph
+from .fuse_matmul import fuse_matmul
+from .fuse_rows import fuse_rows
 from .horizontal import fuse_horizontal
-from .ir import Cell, Graph, Node
-from .prune import merge_equal, prune
+from .ir import Cell, Graph, Node, traffic
+from .options import EGGLOG, Options
+from .prune import make_anew, merge_equal, prune
 from .report import Report
+from .values import traced_names
 from .verify import verify
-
-
-class Options:
-    """How to compile: `rewrite` 'off' or 'greedy'; `debug` checks after every pass and keeps every value in its own buffer."""
-
-    __slots__ = ("debug", "reuse", "rewrite")
-
-    def __init__(self, rewrite: str, debug: bool, reuse: bool) -> None:
-        self.rewrite, self.debug, self.reuse = rewrite, debug, reuse
 
 
 @dataclass(frozen=True)
@@ -54,25 +53,38 @@ def _chains(graph: Graph, context: Context) -> None:
 ALWAYS: tuple[tuple[str, Pass], ...] = (("prune", _prune),)
 GREEDY: tuple[tuple[str, Pass], ...] = (
     ("merge_equal", _merge_equal),
+    ("rules", rewrite_rules),
+    ("constants", fold_constants),
     ("horizontal", fuse_horizontal),
     ("chains", _chains),
+    ("matmul epilogues", fuse_matmul),
+    ("rows", fuse_rows),
 )
 
 
 def rewrite(graph: Graph, profile: Profile, options: Options) -> Report:
     """Run the passes that the options ask for, verifying the graph after each one when debugging."""
+    with span("rewrite", graph.name):
+        return _rewrite(graph, profile, options)
+
+
+def _rewrite(graph: Graph, profile: Profile, options: Options) -> Report:
     report = Report(graph.name)
     context = Context(profile, options, report)
     before = len(graph.nodes), traffic(graph.nodes)
-    _settle(graph, options, "tracing")
-    for name, run in (*ALWAYS, *(GREEDY if options.rewrite != "off" else ())):
+    own = {o.value.cell for n in graph.nodes for o, v in zip(n.outputs, n.previous, strict=True) if v is None}
+    _settle(graph, options, "tracing", own)
+    graph.traced = traced_names(graph)
+    passes = [(name, rewrite_by_egraph if run is rewrite_rules and options.rewrite in EGGLOG else run) for name, run in GREEDY]
+    for name, run in (*ALWAYS, *(passes if options.rewrite != "off" else ())):
         run(graph, context)
-        _settle(graph, options, name)
+        _settle(graph, options, name, own)
     report.nodes, report.nbytes = zip(before, (len(graph.nodes), traffic(graph.nodes)), strict=True)
     return report
 
 
-def _settle(graph: Graph, options: Options, after: str) -> None:
+def _settle(graph: Graph, options: Options, after: str, own: set[Cell]) -> None:
+    make_anew(graph.nodes, own)
     graph.inputs = inputs_of(graph.nodes)
     if options.debug:
         verify(graph, after)
@@ -87,8 +99,3 @@ def inputs_of(nodes: Iterable[Node]) -> list[Cell]:
         found.update((c, None) for c in cells if c not in made)
         made.update(o.value.cell for o, v in zip(node.outputs, node.previous, strict=True) if v is None)
     return list(found)
-
-
-def traffic(nodes: Iterable[Node]) -> int:
-    """Bytes that nodes read and write, each operand of a node once."""
-    return sum(o.layout.numel * o.layout.dtype.itemsize for n in nodes for o in dict.fromkeys((*n.reads(), *n.outputs)))

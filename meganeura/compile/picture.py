@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import html
+from typing import TYPE_CHECKING
 
 from .. import svg
 from .ir import Graph, Node, Value
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .session import Session
 
 LINES = 400  # of text shown under a picture
 
@@ -33,3 +38,28 @@ def graph_html(graph: Graph) -> str:
 
 def _shapes(node: Node) -> str:
     return ", ".join(f"{list(o.layout.shape)}" for o in dict.fromkeys(node.outputs))
+
+
+def plan_html(plan: Plan) -> str:
+    """Memory over the steps of a session: a lane a block, as high as it is large, and the values that take turns in it."""
+    spans = []
+    lives = {c: life for c, life in plan.lives.items() if c in plan.place}
+    for cell, (first, last) in lives.items():
+        block = plan.place[cell]
+        kind = "output" if block < plan.results else "value"
+        title = f"{cell!r}: {cell.dtype.name}[{cell.elements}], {cell.nbytes:,} bytes, steps {first} to {last}, block {block}"
+        spans.append(svg.Span(block, first, last + 1, repr(cell), kind, title))
+    for i, temps in enumerate(plan.temps):
+        for block in temps:
+            spans.append(svg.Span(block, i, i + 1, "", "temporary", f"temporary of step {i}, {plan.steps[i].node.title}"))
+    head = (
+        f"<b>plan</b>: {len(plan.steps)} steps, {len(plan.place)} values in {len(plan.blocks)} blocks, {plan.peak:,} bytes; "
+        f"{plan.demanded + plan.outputs:,} if nothing were reused, {plan.bound:,} alive at the worst step"
+    )
+    return f"<div>{head}{svg.lanes(spans, plan.blocks, 'step', 'B')}</div>"
+
+
+def session_html(session: Session) -> str:
+    """One line, the plan, and the graph folded away."""
+    graph = f"<details><summary>graph</summary>{graph_html(session.graph)}</details>"
+    return f"<div>{html.escape(str(session))}{plan_html(session.plan)}{graph}</div>"

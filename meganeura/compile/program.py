@@ -15,13 +15,15 @@ from ..errors import TraceError
 from ..provenance import site
 from ..storage import Layout, Storage
 from ..tensor import Tensor
+from .again import Again
 from .arguments import dense, is_dense
+from .cache import rewritten
 from .derived import DerivedState
 from .differentiate import Backward
 from .guard import Guard, target_of
-from .ir import Cell, Graph, Node, Value
+from .ir import Cell, Graph, Node, Value, covers
 from .node import CompiledNode
-from .passes import Options, rewrite
+from .options import Options
 from .record import Argument, Concrete, GradEffect, Made, Record, Result
 from .report import Report
 from .session import Session
@@ -39,13 +41,15 @@ class BackwardProgram:
 class Program:
     """One signature of a compiled function."""
 
-    def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any) -> None:
-        self.name, self.guard, self.options, self.world = name, guard, options, world
+    def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any, fn: Any = None) -> None:
+        self.name, self.guard, self.options, self.world, self.fn = name, guard, options, world, fn
         self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
-        self.hosts = record.trace.hosts
+        self.hosts, self.mode, self.flags = record.trace.hosts, record.mode, record.flags
         self.reports: list[Report] = []  # of the backward graphs, then of the forward one
+        self.cache_hits = 0  # graphs that were loaded from the plan cache
         self.roots = sorted((r for r in self.results if isinstance(r, Made) and r.root >= 0), key=lambda r: r.root)
         self._sources(record)
+        self.overlapping = _overlapping(self.results)
         self.backward = {part.pattern: BackwardProgram(part, self._backward_graph(part)) for part in record.backward}
         self.leaves = record.backward[0].leaves if record.backward else []
         self.saved = self._saved()
@@ -69,7 +73,7 @@ class Program:
         self.constant_of = {c: t._storage for c, t in record.trace.constants.items()}
 
     def _backward_graph(self, part: Backward) -> Graph:
-        graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts)
+        graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts, constants=self.constant_of)
         own = _made_in(part.nodes)
         graph.kept = [g.value for g in part.grads if g is not None and g.value.cell in own]
         graph.outputs = list(dict.fromkeys(v.cell for v in graph.kept))
@@ -85,19 +89,20 @@ class Program:
         return list(dict.fromkeys(c for c in cells if c.role not in ("gradient", "constant")))
 
     def _forward_graph(self, record: Record) -> Graph:
-        graph = Graph(self.name, record.forward, [], hosts=self.hosts)
+        graph = Graph(self.name, record.forward, [], hosts=self.hosts, constants=self.constant_of)
         now: dict[Cell, Value] = {o.value.cell: o.value for n in record.forward for o in n.outputs}
         handed = [r.operand.value.cell for r in self.results if isinstance(r, Made)]
         handed += [e.after.operand.value.cell for e in self.effects if isinstance(e.after, Made)]
         lasting = [c for c in dict.fromkeys((*handed, *self.saved)) if c.role == "value"]
-        graph.outputs, graph.inference = lasting, not self.backward
+        graph.outputs, graph.inference, graph.saved = lasting, not self.backward, set(lasting) - set(handed)
         graph.kept = [v for c, v in now.items() if c.role in ("input", "state") or c in set(lasting)]
         self._rewrite(graph)
         return graph
 
     def _rewrite(self, graph: Graph) -> None:
         """Run the passes; what they did is in `reports`."""
-        self.reports.append(rewrite(graph, self.world.device.profile, self.options))
+        self.reports.append(rewritten(graph, self.world.device, self.options))
+        self.cache_hits += graph.entry is not None and graph.entry.hit
 
     # ---- calls ----
 
@@ -107,28 +112,43 @@ class Program:
             self.session = Session(self.graph, self.world, self.options.reuse)
         return self.session
 
-    def run(self, leaves: Sequence[Tensor], sources: Sequence[int]) -> Any:
-        """One call."""
+    def run(self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None) -> Any:
+        """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice."""
         session = self.ensure_session()
+        for number, wanted in self.flags.items():
+            leaves[number].requires_grad_(wanted)
         given = {cell: tensor._storage for cell, tensor in self.state_of}
+        again = Again(self, args, kwargs or {}, leaves, given.values()) if self.roots else None
         given.update((cell, _grad_storage(effect, leaves)) for cell, effect in self.grad_of)
         bound, copied = self._bind(leaves, sources, given)
         for effect in self.effects:
             if not effect.read and isinstance(effect.after, Made):
                 target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
-        numbers = [v for fn, _ in self.forward_hosts for v in fn()]
+        numbers = self._numbers()
         given.update(self.constant_of)
         given.update(self.derived.storages(given))
         given.update((cell, bound[i]) for cell, i in self.argument_of.items())
         made = session.run([given[c] for c in self.graph.inputs], numbers)
         given.update(zip(self.graph.outputs, made, strict=True))
         self._copy_back(leaves, bound, copied)
-        node = self._node(leaves, given, numbers)
+        node = None if again is None else self._node(leaves, given, numbers, again)
+        tensors = {id(r): self._result(r, leaves, given, node) for r in self.results}
+        if self.overlapping:
+            self._tie(tensors, leaves, copied)
         for effect in self.effects:
             if effect.after is not None:
-                target_of(effect, leaves).grad = self._result(effect.after, leaves, given, None)
-        tensors = {id(r): self._result(r, leaves, given, node) for r in self.results}
+                known = tensors.get(id(effect.after))
+                target_of(effect, leaves).grad = self._result(effect.after, leaves, given, None) if known is None else known
+        if self.mode is not None:
+            dispatch.state.grad = self.mode
         return rebuild(self.template, _RESULTS, lambda r: tensors[id(r)])
+
+    def _numbers(self) -> list[Any]:
+        """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
+        frame = dispatch.state.frame
+        if frame is None or not self.forward_hosts:
+            return [v for fn, _ in self.forward_hosts for v in fn()]
+        return frame.draw(lambda: [v for fn, _ in self.forward_hosts for v in fn()])  # type: ignore[no-any-return]
 
     def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: Mapping[Cell, Storage]) -> tuple[list[Storage], list[bool]]:
         """A storage an argument, holding it densely from its start: its own where possible, else a copy."""
@@ -169,12 +189,10 @@ class Program:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: dict[Cell, Storage], numbers: list[Any]) -> CompiledNode | None:
-        if not self.roots:
-            return None
+    def _node(self, leaves: Sequence[Tensor], given: dict[Cell, Storage], numbers: list[Any], again: Again) -> CompiledNode:
         edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         metas: list[Layout | None] = [r.operand.layout for r in self.roots]
-        return CompiledNode(self, edges, metas, site(), {c: given[c] for c in self.saved}, numbers)
+        return CompiledNode(self, edges, metas, site(), {c: given[c] for c in self.saved}, numbers, again)
 
     def _result(self, result: Result, leaves: Sequence[Tensor], given: dict[Cell, Storage], node: CompiledNode | None) -> Any:
         if isinstance(result, Argument):
@@ -182,9 +200,28 @@ class Program:
         if isinstance(result, Concrete):
             return result.tensor
         t = Tensor._make(given[result.operand.value.cell], result.operand.layout)
+        t._leaf = result.leaf
         if node is not None and result.root >= 0:
             t._node, t._index = node, result.root
         return t
+
+    def _tie(self, tensors: Mapping[int, Any], leaves: Sequence[Tensor], copied: Sequence[bool]) -> None:
+        """Results that lie in one memory, with each other or with something given, are views of one base: a change in place
+        of the base is seen by their histories, one of a view is refused while recording."""
+        states = dict(self.state_of)
+        for cell, results in self.overlapping.items():
+            number = self.argument_of.get(cell)
+            base: Any = states.get(cell) if number is None or copied[number] else leaves[number]
+            if base is None:
+                base = next((tensors[id(r)] for r in results if covers(r.operand)), None)
+            if base is None:
+                storage = tensors[id(results[0])]._storage
+                base = Tensor._make(storage, Layout(storage.dtype, (storage.elements,)))
+            base = base if base._base is None else base._base
+            for r in results:
+                t = tensors[id(r)]
+                if t is not base and t._storage is base._storage:
+                    t._base, t._seen, t._view = base, base._rewrites, "multi"
 
     def run_backward(self, grads: Sequence[Tensor | None], saved: dict[Cell, Storage], numbers: list[Any]) -> list[Tensor | None]:
         """Gradients of the leaves from those of the results."""
@@ -220,6 +257,15 @@ def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
 
 
 _RESULTS: Any = (Argument, Concrete, Made)
+
+
+def _overlapping(results: Iterable[Result]) -> dict[Cell, list[Made]]:
+    """Results by cell, of those that share memory with others or with what is given."""
+    found: dict[Cell, list[Made]] = {}
+    for r in results:
+        if isinstance(r, Made):
+            found.setdefault(r.operand.value.cell, []).append(r)
+    return {c: rs for c, rs in found.items() if len(rs) > 1 or c.role in ("input", "state")}
 
 
 def _made_in(nodes: Iterable[Node]) -> set[Cell]:

@@ -3,9 +3,10 @@ random numbers do not depend on what was pruned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from .ir import Graph, Node, Operand, Value
+from .ir import Cell, Graph, Node, Operand, Value, covers
 
 
 def prune(graph: Graph) -> None:
@@ -17,23 +18,27 @@ def prune(graph: Graph) -> None:
             alive.append(node)
             needed.update(node.values_read())
     alive.reverse()
-    _make_anew(graph.nodes, alive)
     graph.nodes = alive
 
 
-def _make_anew(before: list[Node], alive: list[Node]) -> None:
-    """Where the node that made a cell is gone because another overwrites all of it, that other one makes the cell."""
-    kept = set(alive)
-    gone = {o.value.cell for n in before if n not in kept for o, v in zip(n.outputs, n.previous, strict=True) if v is None}
-    for node in alive if gone else ():
-        if any(v is not None and v.cell in gone for v in node.previous):
-            node.previous = tuple(None if v is not None and v.cell in gone else v for v in node.previous)
-            gone.difference_update(o.value.cell for o in node.outputs)
+def make_anew(nodes: Sequence[Node], own: set[Cell]) -> None:
+    """Where what made one of the graph's `own` cells is gone (pruned, or fused into its reader) because a later node
+    overwrites all of the cell, that node makes the cell."""
+    made: set[Cell] = set()
+    for node in nodes:
+        lost = [
+            v is not None and v.cell in own and v.cell not in made and covers(o) for o, v in zip(node.outputs, node.previous, strict=True)
+        ]
+        if any(lost):
+            node.previous = tuple(None if gone else v for v, gone in zip(node.previous, lost, strict=True))
+        made.update(o.value.cell for o in node.outputs)
 
 
 def merge_equal(graph: Graph) -> None:
-    """Compute equal things once: pure ops on the same values, none of which is changed in place before or after."""
-    changed = {v.cell for n in graph.nodes for v in n.previous if v is not None} | {v.cell for v in graph.kept}
+    """Compute equal things once: pure ops on the same values, none of which is changed in place before or after. What one
+    region computes is not taken from another: it is computed again so that the first result need not be kept."""
+    changed = {v.cell for n in graph.nodes for v in n.previous if v is not None}
+    kept = {v.cell for v in graph.kept}
     known: dict[Any, Node] = {}
     replaced: dict[Value, Value] = {}
     alive: list[Node] = []
@@ -41,7 +46,7 @@ def merge_equal(graph: Graph) -> None:
         if replaced:
             node.replace(replaced)
         twin = known.setdefault(_key(node), node) if _is_pure(node, changed) else node
-        if twin is node:
+        if twin is node or any(o.value.cell in kept for o in node.outputs):  # a result of the graph has memory of its own
             alive.append(node)
         else:
             replaced.update(zip((o.value for o in node.outputs), (o.value for o in twin.outputs), strict=True))
@@ -55,7 +60,10 @@ def _is_pure(node: Node, changed: set[Any]) -> bool:
 
 
 def _key(node: Node) -> Any:
-    return node.op, tuple(_argument(v) for v in node.args)
+    args = [_argument(v) for v in node.args]
+    if node.op.commutes:
+        args[:2] = sorted(args[:2], key=hash)
+    return node.op, node.region, *args
 
 
 def _argument(v: Any) -> Any:

@@ -7,21 +7,24 @@ the tensors that the function met is as it was before.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import dispatch
 from ..errors import TraceError
 from ..provenance import Site, site
-from ..random import default_generator
+from ..provenance import watching as places
+from ..random import changes, default_generator
+from ..spans import span
 from ..storage import Layout
 from ..tensor import Tensor
-from .arguments import is_whole
-from .differentiate import Backward, differentiate
+from .arguments import hooks_of, is_whole
+from .differentiate import Backward, differentiate, tape_leaves
 from .ir import Cell, Node, Operand
+from .names import Names
 from .trace import Trace
-from .tree import rebuild
+from .tree import difference, rebuild
 from .watch import Use, Watch, grad_of, watching
 
 
@@ -41,10 +44,12 @@ class Concrete:
 
 @dataclass
 class Made:
-    """A result that the graph makes, or a view of something given. `root`: its number among the results with history."""
+    """A result that the graph makes, or a view of something given. `root`: its number among the results with history.
+    `leaf`: it is a leaf that wants a gradient."""
 
     operand: Operand
     root: int = -1
+    leaf: bool = False
 
 
 Result = Argument | Concrete | Made
@@ -74,6 +79,9 @@ class Record:
     backward: list[Backward]
     argument_cells: list[Cell]
     error: Exception | None = None  # why results with history cannot be differentiated
+    names: Names | None = None  # what the function read by name
+    mode: bool | None = None  # the gradient mode that it leaves on or off
+    flags: dict[int, bool] = field(default_factory=dict)  # arguments whose requires_grad it sets
 
 
 def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: Sequence[int]) -> Record:
@@ -81,25 +89,39 @@ def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources:
     trace = Trace()
     watch = Watch(trace)
     draws = _Draws()
+    names = Names(fn, args)
+    for owner in names.owners:
+        trace.observe(owner)
+    recording, frame = dispatch.state.grad, dispatch.state.frame
+    dispatch.state.frame = None  # a checkpoint around the call sees the call, not what is traced
     try:
-        with watching(watch), dispatch.use(trace):
+        with watching(watch), places(), dispatch.use(trace), span("trace", getattr(fn, "__name__", "")):
             made = _run(fn, args, leaves, sources, trace, watch)
+        made.mode = None if dispatch.state.grad == recording else dispatch.state.grad
     finally:
+        trace.over = True
+        dispatch.state.grad, dispatch.state.frame = recording, frame
         watch.settle()
         changed = trace.changed_history()
+        made_by = getattr(getattr(changed, "_node", None), "site", None)
         trace.restore()
         seeded = draws.restore()
     if seeded:
         raise TraceError(
-            f"the random seed was set inside compiled code, which would set it once only\n  at {site()}\n  call manual_seed() outside"
+            f"a random seed or state was set inside compiled code, which would set it once only\n  at {site()}\n"
+            f"  call manual_seed() and make Generators outside"
         )
     if changed is not None:
+        where = site() if made_by is None else made_by
         raise TraceError(
-            f"the traced code gave a tensor ({changed.layout}) from outside a history, other memory or requires_grad\n  at {site()}\n"
+            f"the traced code gave a tensor ({changed.layout}) from outside a history, other memory, a hook or requires_grad\n"
+            f"  at {where}\n"
             f"  change such tensors under no_grad() or through detach()"
         )
     effects = [_effect(use, trace, leaves, watch.stand_ins) for use in watch.uses.values()]
     made.effects = [e for e in effects if e is not None]
+    names.settle()
+    made.names = names
     watch.uses.clear()
     trace.seen.clear()
     _check_escapes(trace)
@@ -110,12 +132,11 @@ class _Draws:
     """The default generator before a trace. Setting its seed inside cannot be repeated at every call."""
 
     def __init__(self) -> None:
-        self.before = default_generator.get_state()
+        self.before, self.changes = default_generator.get_state(), changes.count
 
     def restore(self) -> bool:
         """Whether the seed or position was set; then both are as before."""
-        (seed, offset), (old_seed, old_offset) = default_generator.get_state(), self.before
-        if seed == old_seed and offset >= old_offset:
+        if changes.count == self.changes:
             return False
         default_generator.set_state(self.before)
         return True
@@ -129,9 +150,27 @@ def _check_escapes(trace: Trace) -> None:
     if lost:
         what, where = lost[0]
         raise TraceError(
-            f"{len(lost)} tensor(s) outlived the trace: the first was made by {what} at {where}\n"
+            f"{len(lost)} tensor(s) outlived the trace: the first was made by {what} at {where}{_holder(trace)}\n"
             f"  compiled code cannot keep tensors in attributes, lists or closures; return them, or copy_() into a tensor made before"
         )
+
+
+def _holder(trace: Trace) -> str:
+    """Where the first tensor that is still alive is kept, as far as it can be found."""
+    storage = next((s for ref, *_ in trace.born if (s := ref()) is not None), None)
+    for t in gc.get_referrers(storage):
+        for held in gc.get_referrers(t) if isinstance(t, Tensor) else ():
+            if not isinstance(held, dict):
+                continue
+            name = next((k for k, v in held.items() if v is t), None)
+            for owner in gc.get_referrers(held):
+                fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", None)
+                if fields is held:
+                    return f"\n  kept as attribute {name!r} of a {type(owner).__name__}"
+                module = next((o for o, _ in trace.observed.values() if getattr(o, "_buffers", None) is held), None)
+                if module is not None:
+                    return f"\n  kept as buffer {name!r} of a {type(module).__name__}, which is changed with self.{name}.copy_(...)"
+    return ""
 
 
 def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: Sequence[int], trace: Trace, watch: Watch) -> Record:
@@ -140,7 +179,10 @@ def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: S
     watch.stand_ins = numbers
     given = iter(stand_ins)
     positional, named = rebuild(args, Tensor, lambda _: next(given))
+    before = rebuild((positional, named), Tensor, lambda t: t)
     result = fn(*positional, **named)
+    _check_arguments(before, (positional, named))
+    del before
     roots: list[Tensor] = []
     found: dict[int, Result] = {}
 
@@ -149,15 +191,69 @@ def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: S
             found[id(t)] = describe_result(trace, t, numbers, roots)
         return found[id(t)]
 
+    _check_result(result)
     template = rebuild(result, Tensor, describe)
+    if any(id(t) in found and id(t) not in numbers for t in tape_leaves(roots)):
+        raise TraceError(
+            f"compiled code returned a leaf that it made, and a result with history that depends on it\n  at {site()}\n"
+            f"  make the leaf outside and pass it, or call backward() inside"
+        )
     settle_grads(trace, watch)
+    _forget_owners(trace)
+    for use in watch.uses.values():
+        use.result = found.get(id(use.current()))
     forward = list(trace.nodes)
     backward, error = differentiate(trace, roots, numbers) if roots else ([], None)
     for i, s in enumerate(stand_ins):
         if s._node is not None:
-            raise TraceError(f"argument tensor {i} ({s.layout}) was changed in place with history; clone() it first\n  at {site()}")
+            raise TraceError(
+                f"argument tensor {i} ({s.layout}) was changed in place with history, by {s._node.name}\n  at {s._node.site}\n"
+                f"  clone() it first"
+            )
+        if hooks_of(s) != hooks_of(leaves[i]):
+            raise TraceError(
+                f"a hook was left on argument tensor {i} ({s.layout})\n  at {site()}\n  register it outside, or remove() it again"
+            )
     cells = [trace.cells[s._storage.uid] for s in stand_ins]
-    return Record(trace, forward, template, list(found.values()), [], backward, cells, error)
+    flags = {i: s._leaf for i, (s, t) in enumerate(zip(stand_ins, leaves, strict=True)) if t.grad_fn is None and s._leaf != t.requires_grad}
+    return Record(trace, forward, template, list(found.values()), [], backward, cells, error, flags=flags)
+
+
+def _forget_owners(trace: Trace) -> None:
+    """Modules made by the traced code are gone after it, as in plain code. Optimizers would have to start anew every time."""
+    for key, (owner, _) in list(trace.observed.items()):
+        groups = getattr(owner, "param_groups", None)
+        tensors = owner.parameters() if groups is None else (p for g in groups for p in g["params"])
+        if any(t._storage.world is trace for t in tensors):
+            if groups is not None:
+                raise TraceError(
+                    f"{type(owner).__name__} steps tensors that were made inside compiled code\n  at {site()}\n"
+                    f"  make the optimizer and its parameters outside"
+                )
+            del trace.observed[key]
+
+
+def _check_arguments(before: Any, now: Any) -> None:
+    """The code got copies of lists, dicts and dataclasses; what it puts into them would be lost."""
+    changed = difference(before, now)
+    if changed is not None:
+        raise TraceError(
+            f"compiled code changed a {type(changed).__name__} that was passed to it\n  at {site()}\n"
+            f"  return what is new, or copy_() it into a tensor that the {type(changed).__name__} holds"
+        )
+
+
+def _check_result(tree: Any) -> None:
+    """Iterators would run after the trace."""
+    if isinstance(tree, (list, tuple)):
+        for part in tree:
+            _check_result(part)
+    elif isinstance(tree, dict):
+        _check_result(list(tree.values()))
+    elif isinstance(tree, Iterator):
+        raise TraceError(
+            f"compiled code returned a {type(tree).__name__}, which would run after the trace\n  at {site()}\n  return a list of its items"
+        )
 
 
 def settle_grads(trace: Trace, watch: Watch) -> None:
@@ -186,6 +282,7 @@ def _stand_ins(trace: Trace, leaves: Sequence[Tensor], sources: Sequence[int]) -
                 trace.cells[t._storage.uid] = cell
         stand_in = Tensor._make(storage, layout)
         stand_in._leaf = t.requires_grad
+        stand_in._hooks = list(t._hooks) if t._hooks else None
         stand_in.grad = grad_of(t)
         out.append(stand_in)
     return out
@@ -201,6 +298,8 @@ def describe_result(trace: Trace, t: Tensor, numbers: dict[int, int], roots: lis
     operand = trace.operand(t)
     if operand.value.cell.role == "constant":
         operand = trace.own(t)
+    if t._leaf and t._storage.world is trace:
+        return Made(operand, leaf=True)
     if t.requires_grad and not any(r is t for r in roots):
         roots.append(t)
     root = next((k for k, r in enumerate(roots) if r is t), -1)
@@ -225,5 +324,5 @@ def _effect(use: Use, trace: Trace, leaves: Sequence[Tensor], stand_ins: dict[in
         if after is None or after._storage.world is not trace:
             effect.after = Concrete(after)
         else:
-            effect.after = Made(trace.operand(after))
+            effect.after = use.result if isinstance(use.result, Made) else Made(trace.operand(after))
     return effect

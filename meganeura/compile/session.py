@@ -7,6 +7,7 @@ Buffers that come and go (arguments, outputs the caller still holds) are rebound
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import weakref
 from collections import deque
@@ -14,24 +15,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import spans
 from ..dispatch import HostScalar
+from ..errors import MeganeuraError
 from ..gpu.replay import Frozen
 from ..kernels.kernel import STATUS
 from ..storage import Storage
+from . import debugging
+from .cache import planned
+from .collector import paused
+from .export import export
 from .ir import Cell, Graph
-from .lower import lower
-from .plan import Plan, plan
+from .plan import Plan
+from .values import Inspector, NotFinite, names_of
+from .verify_plan import verify_plan
 
+EXACT = 1 << 16  # bytes from which a block has no size class
 SPARE = 2  # buffers kept for an output whose tensors take turns
 
 
 class Block:
-    """A buffer that sessions share for values of their own: sessions run one after the other, so they never meet."""
+    """A buffer that sessions share for values of their own: sessions run one after the other, so they never meet.
+    Large ones are as large as asked for: size classes would waste up to a quarter of what planning saved."""
 
     __slots__ = ("__weakref__", "buffer", "device")
 
     def __init__(self, device: Any, nbytes: int) -> None:
-        self.device, self.buffer = device, device.alloc(nbytes)
+        self.device, self.buffer = device, device.alloc(nbytes, exact=nbytes >= EXACT)
 
     def __del__(self) -> None:
         buffer = getattr(self, "buffer", None)
@@ -42,8 +52,10 @@ class Block:
 _shared: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Block]] = weakref.WeakKeyDictionary()
 
 
-def take_blocks(device: Any, sizes: Sequence[int]) -> list[Block]:
+def take_blocks(device: Any, sizes: Sequence[int], shared: bool = True) -> list[Block]:
     """A block for each size: those that other sessions have, where they fit, and new ones."""
+    if device.config.pin_bufs or not shared:  # what a session computed stays to be read after other sessions ran
+        return [Block(device, n) for n in sizes]
     known = _shared.setdefault(device, weakref.WeakSet())
     idle = sorted(known, key=lambda b: b.buffer.size)
     out: list[Block | None] = [None] * len(sizes)
@@ -105,7 +117,9 @@ def _dump(folder: str, session: Session) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", session.graph.name)
-    (path / f"{name}-{next(_dumped)}.txt").write_text(f"{session.graph}\n{session.plan}\n")
+    stem = f"{name}-{next(_dumped)}"
+    (path / f"{stem}.txt").write_text(f"{session.graph}\n{session.plan}\n")
+    (path / f"{stem}.json").write_text(session.plan_json() + "\n")
 
 
 _dumped = itertools.count()
@@ -117,10 +131,15 @@ class Session:
     def __init__(self, graph: Graph, world: Any, reuse: bool = True) -> None:
         self.graph, self.world, self.device = graph, world, world.device
         self.runs = 0
-        self.steps = lower(graph.nodes, self.device.profile)
-        self.plan: Plan = plan(graph, self.steps, reuse)
+        self.debugged: Any = None  # a weak reference to the last run's record, if it was inside meganeura.debug(), which keeps it
+        with paused():
+            self.plan: Plan
+            self.plan, self.plan_loaded = planned(graph, self.device, reuse)
+        self.steps = self.plan.steps
+        if self.device.config.debug:
+            verify_plan(graph, self.plan)
         self.outputs = [Output(c, self.device, world) for c in graph.outputs]
-        self.blocks = take_blocks(self.device, self.plan.blocks)
+        self.blocks = take_blocks(self.device, self.plan.blocks[self.plan.results :], reuse)
         written = graph.written_inputs()
         self.written = [i for i, c in enumerate(graph.inputs) if c in written]
         self.bound: list[Any] = []  # buffers of the inputs, once frozen
@@ -132,20 +151,21 @@ class Session:
 
     def _freeze(self, inputs: list[Any]) -> None:
         buffers: dict[Cell, Any] = dict(zip(self.graph.inputs, inputs, strict=True))
-        buffers.update((o.cell, o.bound) for o in self.outputs)
-        buffers.update((c, self.blocks[k].buffer) for c, k in self.plan.place.items())
+        blocks = [*(o.bound for o in self.outputs), *(b.buffer for b in self.blocks)]
+        buffers.update((c, blocks[k]) for c, k in self.plan.place.items())
         launches: list[tuple[Any, list[Any], int | None]] = []
         labels: list[tuple[str, Any]] = []
         scalars: list[list[Any]] = []
-        prepared = self.device.prepare_all([s.lowered for s in self.steps])
+        with spans.span("pipelines", self.graph.name):
+            prepared = self.device.prepare_all([s.lowered for s in self.steps])
         for step, ready, temps in zip(self.steps, prepared, self.plan.temps, strict=True):
             operands = [None if c is None else buffers[c] for c in step.cells]
             for part in ready.steps:
-                bound = [None if n == STATUS else self.blocks[temps[-1 - n]].buffer if n < 0 else operands[n] for n in part.launch.bindings]
+                bound = [None if n == STATUS else blocks[temps[-1 - n]] if n < 0 else operands[n] for n in part.launch.bindings]
                 launches.append((part, bound, None))
-                labels.append((step.node.title, step.node.site))
+                labels.append((step.node.title, step.node.place))
                 scalars.append(step.scalars if part.launch.scalars else [])
-        self.frozen = Frozen(self.device, launches, labels)
+        self.frozen = Frozen(self.device, launches, labels, ahead=self.device.family == "gpu")
         self.bound = inputs
         self._scalars(scalars)
 
@@ -177,7 +197,7 @@ class Session:
                 self._rebind(now, outputs)
                 self._renumber(numbers)
                 if self.steps:
-                    self.frozen.run()  # type: ignore[union-attr]
+                    self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
                 for o, buffer in zip(self.outputs, outputs):
                     o.free.append(buffer)
@@ -185,7 +205,21 @@ class Session:
             self.runs += 1
             for i in self.written:
                 inputs[i].version += 1
-            return [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
+            made = [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
+            self.debugged = None
+            if (debug := debugging.active()) is not None:
+                run = debugging.Run(inputs, made)
+                self.debugged = weakref.ref(run)
+                debug.ran(self, run)
+            return made
+
+    def _replay(self) -> None:
+        assert self.frozen is not None
+        if spans.listener is None:
+            self.frozen.run()
+        else:
+            with spans.span("replay", self.graph.name):
+                self.frozen.run()
 
     def _renumber(self, numbers: Sequence[Any]) -> None:
         """Write the host's numbers where they changed."""
@@ -213,6 +247,40 @@ class Session:
                 o.bound = new
             self.frozen = frozen
 
+    # ---- looking inside ----
+
+    def buffer_of(self, cell: Cell) -> Any:
+        """The buffer that holds a cell, or held it, in the last run."""
+        k = self.plan.place.get(cell)
+        if k is None:
+            return self.bound[self.graph.inputs.index(cell)]
+        return self.outputs[k].bound if k < self.plan.results else self.blocks[k - self.plan.results].buffer
+
+    def read_node_by_name(self, name: str) -> Any:
+        """A value of the last run as a numpy array, by the name that graphs and plans show. Raises MeganeuraError that says
+        why for values that are unknown, fused into others, or overwritten."""
+        return Inspector(self).read(name)
+
+    def step_debug(self) -> NotFinite | None:
+        """The first value of the last run with NaN or Inf, with its op and the user's line; None if all are finite."""
+        return Inspector(self).first_not_finite()
+
+    @property
+    def value_names(self) -> list[str]:
+        """The names that read_node_by_name knows, in the order of computation."""
+        return [n.name for n in names_of(self.graph)]
+
+    def export(self) -> dict[str, Any]:
+        """Graph, plan and dispatches as plain data (see export.py)."""
+        return export(self.graph, self.plan)
+
+    def plan_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.export())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise MeganeuraError(f"the session of {self.graph.name} holds device memory and cannot be copied or pickled; see export()")
+
     def __str__(self) -> str:
         launches = len(self.frozen.steps) if self.frozen is not None else sum(len(s.lowered.launches) for s in self.steps)
         return (
@@ -221,3 +289,8 @@ class Session:
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from .picture import session_html
+
+        return session_html(self)

@@ -32,11 +32,12 @@ _thread = _Thread()
 class Use:
     """`.grad` of one tensor: `before` the trace, whether it was `read` first, and `after` it."""
 
-    __slots__ = ("after", "before", "read", "tensor")
+    __slots__ = ("after", "before", "read", "result", "tensor")
 
     def __init__(self, tensor: Tensor, before: Tensor | None, read: bool) -> None:
         self.tensor, self.before, self.read = tensor, before, read
         self.after = before
+        self.result: Any = None  # where the same tensor is also returned
 
     def current(self) -> Tensor | None:
         """What `.grad` holds now."""

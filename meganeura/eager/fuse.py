@@ -47,6 +47,7 @@ class Recorder(Interpreter):
     def __init__(self) -> None:
         self.names: dict[int, tuple[str, Layout]] = {}
         self.statements: list[Statement] = []
+        self.parts: list[str] = []  # names of the ops
         self.scalars: list[tuple[str, str]] = []
         self.sources: list[tuple[str, Any]] = []  # a scalar's value: ('argument', name) or ('constant', value)
 
@@ -87,6 +88,7 @@ class Recorder(Interpreter):
             arguments[p.name] = self._operand(v, inferred.compute[at])
             at += 1
         name = f"t{len(self.statements)}"
+        self.parts.append(op.shown)
         self.statements.append(statement(op, name, {k: ("{" + t + "}", w) for k, (t, w) in arguments.items()}, compute, spec.dtype))
         return self.symbol(name, Layout(spec.dtype, spec.shape))
 
@@ -160,7 +162,7 @@ class FusedRules:
         inputs = [n for n, v in args.items() if isinstance(v, Tensor) and any("{" + n + "}" in s[2] for s in recorder.statements)]
         if out.layout is not layout or not inputs or broadcast_shapes(*(args[n].shape for n in inputs)) != layout.shape:
             return None
-        chain = chain_op(recorder.statements, [result], inputs, recorder.scalars, [layout.dtype])
+        chain = chain_op(recorder.statements, [result], inputs, recorder.scalars, [layout.dtype], recorder.parts)
         return chain, inputs, tuple(recorder.sources)
 
 

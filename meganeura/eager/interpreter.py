@@ -17,6 +17,7 @@ from ..ops.infer import check_inplace, freeze, infer, named
 from ..ops.table import ATTR, LIST, OPERAND, SCALAR, Op
 from ..provenance import site
 from ..reference import rounded
+from ..spans import span
 from ..storage import Layout, Storage, padded_bytes
 from ..tensor import Tensor
 from .check import check_against_reference
@@ -146,8 +147,9 @@ class Eager(Interpreter):
                 self._check_size(outputs)
             call = make_call(op, args, inferred, outputs, alias)
             empty = all(o.numel == 0 for o in outputs)
-            lowered = None if empty else kernels.lower(call, self.device.profile)
-            prepared = self.device.prepare(lowered) if lowered is not None and lowered.launches else None
+            with span("plan", op.shown):
+                lowered = None if empty else kernels.lower(call, self.device.profile)
+                prepared = self.device.prepare(lowered) if lowered is not None and lowered.launches else None
         except MeganeuraError as e:
             raise dispatch.located(e, op, site()) from None
         facts = tuple((x.dtype, x.numel, padded_bytes(x.numel, x.dtype), x) for x in outputs)

@@ -22,7 +22,7 @@ from ..config import Config
 from ..errors import DeviceError, OutOfMemoryError
 from ..kernels.kernel import Kernel, Launch, Lowered, Profile
 from . import adapter, native
-from .pipelines import Pipelines, Prepared
+from .pipelines import MAX_BINDINGS, Pipelines, Prepared
 from .pool import Buffer, Pool
 from .recorder import Recorder, at
 from .transfer import STATUS_BYTES, Status, Transfer
@@ -117,7 +117,7 @@ class Device:
             subgroup_size=subgroup_size,
             f16="shader-f16" in features,
             max_binding=self.max_binding,
-            max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
+            max_storage_buffers=min(limits["max-storage-buffers-per-shader-stage"], MAX_BINDINGS - 1),
             max_workgroup_memory=limits["max-compute-workgroup-storage-size"],
             max_workgroup_size=limits["max-compute-invocations-per-workgroup"],
             max_groups=limits["max-compute-workgroups-per-dimension"],
@@ -126,13 +126,14 @@ class Device:
 
     # memory
 
-    def alloc(self, nbytes: int, idle: bool = False) -> Buffer:
-        """A buffer of at least nbytes with undefined contents. idle: one that no unsubmitted work uses, for an upload."""
+    def alloc(self, nbytes: int, idle: bool = False, exact: bool = False) -> Buffer:
+        """A buffer of at least nbytes with undefined contents. idle: one that no unsubmitted work uses, for an upload.
+        exact: no more than padding, for what stays long."""
         with self.lock:
             if self.graveyard:
                 self.drain()
             recorder = self.recorder
-            buffer = self.pool.take(nbytes, recorder.epoch, idle)
+            buffer = self.pool.take(nbytes, recorder.epoch, idle, exact)
             if not idle:
                 recorder.issued.append((len(recorder.records), buffer))
             return buffer

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
-from ..kernels.kernel import STATUS, Kernel, Launch, Lowered
+from ..kernels.kernel import STATUS, Call, Kernel, Launch, Lowered
+from ..spans import span
 from . import native as raw
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Step:
 
     __slots__ = (
         "__weakref__",
+        "call",
         "chosen",
         "grid",
         "groups",
@@ -65,6 +67,7 @@ class Step:
         "launch",
         "numbered",
         "pack",
+        "part",
         "pick",
         "pipeline",
         "ranges",
@@ -76,6 +79,8 @@ class Step:
 
     def __init__(self, launch: Launch, pipeline: Pipeline, uniform: Uniform | None, temps: int = 0) -> None:
         kernel = launch.kernel
+        self.call: Call | None = None  # what it is for, and which of that call's launches it is
+        self.part = 0
         self.launch, self.pipeline, self.uniform = launch, pipeline, uniform
         self.label = kernel.label or str(kernel.key[0])
         self.grid = launch.grid
@@ -159,7 +164,10 @@ class Pipelines:
         for launch in lowered.launches:
             if any(b < 0 and -1 - b >= len(lowered.temps) for b in launch.bindings):
                 raise DeviceError(f"kernel {launch.kernel.label}: bindings {launch.bindings} name a temporary beyond {len(lowered.temps)}")
-        return Prepared(tuple(self.step(launch, len(lowered.temps)) for launch in lowered.launches), lowered.temps)
+        steps = tuple(self.step(launch, len(lowered.temps)) for launch in lowered.launches)
+        for i, step in enumerate(steps):
+            step.call, step.part = lowered.call, i
+        return Prepared(steps, lowered.temps)
 
     def step(self, launch: Launch, temps: int = 0) -> Step:
         """One launch made ready."""
@@ -186,7 +194,8 @@ class Pipelines:
         """The pipeline of a kernel, built when first asked for."""
         found = self.pipelines.get(kernel.key)
         if found is None:
-            found = self.pipelines[kernel.key] = self._build(kernel)
+            with span("pipeline", kernel.label):
+                found = self.pipelines[kernel.key] = self._build(kernel)
             self.device.counters.pipelines += 1
         return found
 

@@ -72,9 +72,10 @@ class Pool:
             self.classes[nbytes] = size
         return size
 
-    def take(self, nbytes: int, epoch: int, idle: bool) -> Buffer:
-        """A buffer of at least nbytes, contents undefined; with `idle` one that no unsubmitted work (`epoch`) uses."""
-        size = self.rounded(nbytes)
+    def take(self, nbytes: int, epoch: int, idle: bool, exact: bool = False) -> Buffer:
+        """A buffer of at least nbytes, contents undefined; with `idle` one that no unsubmitted work (`epoch`) uses. `exact`:
+        of no class, only padded."""
+        size = -(-nbytes // MIN_CLASS) * MIN_CLASS if exact else self.rounded(nbytes)
         queue = self.free.get(size)
         buffer = None
         if queue:

@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
+from ..spans import span
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Prepared, Step
 from .pool import Buffer
@@ -298,7 +299,10 @@ class Recorder:
                     n.release_pass(cpass)
             for source, offset, target, target_offset, size in copies:
                 n.copy(encoder, source, offset, target, target_offset, size)
-            return n.finish(encoder)
+            commands = n.finish(encoder)
+            if self.timer is not None:
+                self.timer.finished(commands)
+            return commands
         finally:
             n.release_encoder(encoder)
 
@@ -310,6 +314,8 @@ class Recorder:
         device = self.device
         if self.slot:
             self.native.write(device.queue, self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
+        if self.timer is not None:
+            self.timer.submitting(commands)
         sent: list[None] = []
         records, slot = self.records, self.slot
         self.records, self.slot = [], 0
@@ -353,7 +359,8 @@ class Recorder:
         """Keep the host from running away. Called before anything is noted, so that Ctrl-C in this wait loses nothing."""
         while len(self.tokens) > MAX_TOKENS:
             epoch, token = self.tokens[0]
-            self.native.wait(self.device.handle, token)
+            with span("wait", "the device is behind"):
+                self.native.wait(self.device.handle, token)
             self.tokens.popleft()
             self.mark_retired(epoch)
         while self.tokens and self.tokens[0][1].done:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 CHUNK = {"gpu": 100, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
+CALM = 2  # runs without change after which a chunk is recorded ahead
 ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
 
 Entry = tuple[Any, Any, Any, int, int, int]  # pipeline or None (as before), bind group, offset pointer or None, x, y, z
@@ -33,7 +34,8 @@ class Frozen:
 
     A None buffer stands for the status words. Steps with scalars get a 256-byte slot each, or share the slot named.
     `labels`: (op name, site) a step, for errors and timings. `ahead`: finish the next run's command buffers right after
-    submitting this one's, which hides that work behind the GPU when the caller then waits.
+    submitting this one's, which hides that work behind the GPU when the caller then waits; chunks whose buffers keep
+    changing are left out.
     """
 
     def __init__(
@@ -167,8 +169,9 @@ class Frozen:
             entry = self.chunks[c][j]
             self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
             self.lost.pop(i, None)
-        if touched:
-            self._discard_ready()
+        for c in {i // self.chunk for i in touched}:
+            self.calm[c] = 0
+            self._discard(c)
 
     def lose(self, group: Group) -> None:
         """A buffer of this list was destroyed: its steps cannot run until they are rebound."""
@@ -180,6 +183,7 @@ class Frozen:
     def _build(self) -> None:
         """The entries, chunk by chunk; a pipeline is named only where it changes."""
         self.chunks: list[list[Entry]] = []
+        self.calm = [CALM] * -(-len(self.steps) // self.chunk)  # runs since a chunk's buffers last changed
         for start in range(0, len(self.steps), self.chunk):
             entries: list[Entry] = []
             last = None
@@ -230,7 +234,7 @@ class Frozen:
             recorder.written(self.using)
             device.counters.dispatches += len(self.steps)
             if self.ahead and recorder.timer is None:
-                self._finish_all()
+                self._finish_calm()
 
     def _finish_all(self) -> None:
         """Finish the command buffers of a whole run, or none."""
@@ -242,6 +246,17 @@ class Frozen:
             self._discard_ready()
             raise
         self.proved = True
+
+    def _finish_calm(self) -> None:
+        """Finish the next run's command buffers of the chunks that do not change from run to run. What cannot be finished is
+        told at that run: this one went well."""
+        for c, runs in enumerate(self.calm):
+            self.calm[c] = runs + 1
+            if runs >= CALM and c not in self.ready:
+                try:
+                    self.ready[c] = self._encode(c)
+                except DeviceError:
+                    self.calm[c] = 0
 
     def _before(self) -> list[Any]:
         """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
@@ -340,6 +355,11 @@ class Frozen:
         return device.translate(error, f"{len(self.chunks[c])} frozen dispatches could not be recorded together", None)
 
     # ending
+
+    def _discard(self, c: int) -> None:
+        commands = self.ready.pop(c, None)
+        if commands is not None:
+            self.device.native.release_commands(commands)
 
     def _discard_ready(self) -> None:
         while self.ready:

@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError, IndexOutOfRangeError
+from ..spans import span
 from . import native as raw
 from .pool import Buffer, size_class
 from .recorder import MAX_TOKENS, MAX_UPLOAD, at
@@ -89,6 +90,10 @@ class Transfer:
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> memoryview:
         """Submit what is noted, wait, and return a copy of the bytes. Raises what the index kernels reported."""
         self._check_range(buffer, offset, -(-nbytes // 4) * 4, "read")
+        with span("read", f"{nbytes} bytes"):
+            return self._read(buffer, offset, nbytes)
+
+    def _read(self, buffer: Buffer, offset: int, nbytes: int) -> memoryview:
         if nbytes == 0:
             self.settle()
             return memoryview(bytearray())
@@ -102,6 +107,10 @@ class Transfer:
 
     def settle(self) -> None:
         """Submit, wait for everything, and raise what went wrong on the way."""
+        with span("synchronize"):
+            self._settle()
+
+    def _settle(self) -> None:
         device = self.device
         if device.status.pending:
             self._chunk(device.status.buffer, 0, 16)

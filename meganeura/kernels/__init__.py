@@ -22,9 +22,14 @@ _MODULES = {
     "Scan": "scan",
     "Row": "row",
     "Matmul": "matmul",
+    "Conv": "conv",
     "Update": "update",
 }
 _NAMED = {
+    "attention": "attention",
+    "attention_grad": "attention",
+    "rotary": "rotary",
+    "cache_write": "rotary",
     "tensor_norms": "norms",
     "cat": "move",
     "pad": "move",
@@ -32,7 +37,12 @@ _NAMED = {
     "gather": "index",
     "segment_sum": "index",
     "sort": "sort_rows",
+    "top": "topk",
+    "rank": "topk",
+    "recurrence": "recurrent",
+    "ctc": "ctc",
     "searchsorted": "sort_search",
+    "window": "pool",
 }
 
 
@@ -46,7 +56,7 @@ def lower(call: Call, profile: Profile) -> Lowered:
     made = [kernels.lower(piece, profile) for piece in pieces]
     for piece, lowered in zip(pieces, made, strict=True):
         _check_reach(piece, lowered, profile)
-    return made[0] if len(made) == 1 else _joined(made)
+    return replace(made[0] if len(made) == 1 else _joined(made), call=call)
 
 
 def _joined(made: Sequence[Lowered]) -> Lowered:

@@ -64,6 +64,9 @@ class Point:
     backend: str = ""
 
 
+WHOLE_ROWS = 1 << 29  # products of a matrix from which operands along k with rows of odd length are copied into whole vec4s
+USES = 256  # and how often their elements must be used
+
 BIG = Tile(128, 128, 8, 8, wrap=True, turn_b="s4")
 WIDE = Tile(64, 128, 8, 8)
 TALL = Tile(128, 64, 8, 8)

@@ -93,7 +93,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The launches of one call and the sizes in bytes of its temporaries."""
+    """The launches of one call, the sizes in bytes of its temporaries, and the call itself, for those who measure."""
 
     launches: tuple[Launch, ...]
     temps: tuple[int, ...] = ()
+    call: Call | None = field(default=None, compare=False, repr=False)

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..shape import Shape, broadcast_strides
+from ..dtype import uint32
+from ..errors import DeviceError
+from ..ops.archetype import Epilogue, Matmul
+from ..shape import Shape, broadcast_strides, collapse, numel
 from ..storage import Layout
 from . import matmul_cpu, matmul_gpu, template
 from .kernel import TEMP, Call, Launch, Lowered, Profile
-from .matmul_problem import Problem, Result, Side, problem
+from .matmul_fusion import NUMBER, Fusion, Place
+from .matmul_problem import Problem, Result, Side, assemble, problem
 from .matmul_sum import add_slices, partial, slice_elements
 from .move import contiguous
 
@@ -23,12 +27,14 @@ FEW = 8  # batch entries launched one by one rather than laid out in order first
 
 def lower(call: Call, profile: Profile) -> Lowered:
     """Launches for one product. An output that shares its storage with an operand is stored last, from a temporary."""
-    a, b = call.inputs
+    a, b = call.inputs[:2]
     out = call.outputs[0]
     if a is None or b is None:
         raise TypeError("matmul takes two tensors")
     if out.numel == 0:
         return Lowered(())
+    if isinstance(call.op.archetype, Matmul) and call.op.archetype.epilogue is not None:
+        return _fused(call, call.op.archetype.epilogue, profile)
     launches: list[Launch] = []
     temps: list[int] = []
     stores: list[Launch] = []
@@ -44,6 +50,64 @@ def lower(call: Call, profile: Profile) -> Lowered:
             else:
                 stores.append(_through_temporary(group, plan, profile, launches, temps))
     return Lowered((*launches, *stores), tuple(temps))
+
+
+def _fused(call: Call, epilogue: Epilogue, profile: Profile) -> Lowered:
+    """Launches for a product with an epilogue."""
+    p = fused_problem(call, epilogue, profile)
+    if p is None:
+        raise DeviceError(f"{call.op} does not fit this device in one piece")
+    if p.k == 0:
+        return Lowered((add_slices(p, 0, 0),))
+    temps: list[int] = []
+    launches = (matmul_cpu.plan if profile.family == "cpu" else matmul_gpu.plan)(p, profile, temps)
+    return Lowered(tuple(launches), tuple(temps))
+
+
+def fused_problem(call: Call, epilogue: Epilogue, profile: Profile) -> Problem | None:
+    """The problem of a product with an epilogue (operands as ops.archetype.Epilogue says); None where it cannot be made in
+    one piece: too many storage buffers or batch dimensions, an operand larger than a binding, or one that is overwritten."""
+    a, b, *extra = (*(x for x in call.inputs if x is not None), *call.outputs)
+    alias = call.alias or tuple(range(len(call.inputs) + len(call.outputs)))
+    names = (*call.names[2:], *("" for _ in call.outputs))
+    if template.large(call, profile) or max(a.shape[-2], b.shape[-1]) > AXIS:
+        return None
+    at = len(extra[-1].shape) - epilogue.rows - epilogue.cols
+    lead, inner = extra[-1].shape[:at], extra[-1].shape[at:]
+    own = [broadcast_strides(x.shape[:-2], x.strides[:-2], lead) for x in (a, b)]
+    operands, n = list(zip(names, alias[2:], extra, strict=True)), len(call.inputs) - 2
+    if "index" in call.attrs:  # the elements' numbers, as if they lay somewhere
+        operands.insert(n, ("index", NUMBER, Layout(uint32, extra[-1].shape, call.attrs["index"])))
+        n += 1
+    batch, merged = collapse(lead, *own, *(x.strides[:at] for _, _, x in operands))
+    if len(batch) > 2 or numel(batch) > profile.max_groups:
+        return None
+    size, *steps = (((fill,) * (2 - len(s)) + s) for fill, s in ((1, batch), *((0, s) for s in merged)))
+    places = [_place(x, name, operand, step, at, epilogue) for (name, operand, x), step in zip(operands, steps[2:], strict=True)]
+    split = inner[1] if epilogue.rows == 2 else 0, inner[-1] if epilogue.cols == 2 else 0
+    entries = template.scalar_entries(call, call.scalars)
+    fusion = Fusion(
+        epilogue.statements, epilogue.results, epilogue.product, tuple(places[:n]), tuple(places[n:]), call.scalars, entries, *split
+    )  # fmt: skip
+    if fusion.most() + 2 > profile.max_storage_buffers or {x.binding for x in fusion.writes} & set(alias[:2]):
+        return None
+    first = fusion.writes[0]
+    out = Result(first.binding, first.dtype, first.offset, first.rows[1], first.cols[1], first.batch)
+    (sa, sb), (b0, b1) = ((s[0], s[1]) for s in steps[:2]), size
+    return replace(assemble(a, b, out, (b0, b1), sa, sb, alias), fusion=fusion)
+
+
+def _place(x: Layout, name: str, operand: int, batch: Shape, at: int, epilogue: Epilogue) -> Place:
+    """Where an operand of an epilogue lies; its dimensions from `at` on are rows, then columns."""
+    middle = at + epilogue.rows
+    rows, cols = _pair(x, at, epilogue.rows), _pair(x, middle, epilogue.cols)
+    return Place(name, operand, x.dtype, x.offset, (batch[0], batch[1]), rows, cols)
+
+
+def _pair(x: Layout, start: int, n: int) -> tuple[int, int]:
+    """Strides of the outer and the inner part of split rows or columns; only the second counts where they are not split."""
+    strides = [0 if size == 1 else st for size, st in zip(x.shape[start : start + n], x.strides[start : start + n], strict=True)]
+    return (strides[0], strides[1]) if n == 2 else (0, strides[0])
 
 
 Plan = Callable[[Problem, Profile, list[int]], list[Launch]]

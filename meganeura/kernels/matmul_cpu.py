@@ -14,7 +14,7 @@ from ..dtype import DType
 from .kernel import Kernel, Launch, Profile
 from .matmul_pack import PANEL, packed, packed_bytes
 from .matmul_problem import Problem
-from .matmul_wgsl import XYZW, Form, Types, finish, finish4, load, mac, matrix_place, module
+from .matmul_wgsl import XYZW, Form, Stores, load, mac, matrix_place, module
 
 LANES = 8
 STEP = 4  # K elements a turn
@@ -135,30 +135,47 @@ def _products(tile: Tile, f: Form) -> list[str]:
 
 
 def _stores(tile: Tile, f: Form, accs: list[list[str]]) -> list[str]:
-    lines = [f"let col = c + lane * {tile.wide}u;"]
+    """Every lane stores its columns of every row; what an epilogue reads once a column is read before."""
+    stores = Stores(f)
+    steps = range(0, tile.wide, 4 if f.out == "v4" else 1)
+    lines = [f"let col = c + lane * {tile.wide}u;", *stores.begin()]
+    lines += [stores.column(f"(col + {j}u)", str(j)) for j in steps]
+    e = f.epilogue
+    later = e is not None and tile.rows > 2 and len(e.statements) >= LONG and e.keeps(f.types.value)
     for i, row in enumerate(accs):
         r = f"(r + {i}u)"
-        if f.out == "v4":
-            text = f"o[o_at + {r} * p.o_row + col / 4u] = {finish4(f, row, r, 'col')};"
-            lines.append(f"if (r + {i}u < p.m && col < p.n) {{ {text} }}")
-            continue
-        text = ""
-        for j, acc in enumerate(row):
-            text += f"if (col + {j}u < p.n) {{ o[o_at + {r} * p.o_row + (col + {j}u) * p.o_col] = {finish(f, acc, r, f'(col + {j}u)')}; }} "
+        text = stores.line(r)
+        for j in steps:
+            sums = row[j : j + 4] if f.out == "v4" else row[j : j + 1]
+            put = stores.raw if later else stores.put
+            text += f"if (col + {j}u < p.n) {{ {put(sums, r, f'(col + {j}u)', ('', str(j)))} }} "
         lines.append(f"if (r + {i}u < p.m) {{ {text}}}")
-    return lines
+    return [*lines, *_looped(tile, stores, steps)] if later else lines
 
 
-GEMV_ROWS = 4  # results a subgroup of `gemv_rows` makes
+LONG = 2  # statements from which an epilogue is built once, in a loop: written out a row they take seconds to build
+
+
+def _looped(tile: Tile, stores: Stores, steps: range) -> list[str]:
+    """The epilogue of rows whose sums lie in the first result already, which an invocation reads back."""
+    lines = [f"let rows = min({tile.rows}u, p.m - r); var i = 0u;", "loop {", "let row = r + i;", stores.line("row")]
+    for j in steps:
+        col = f"(col + {j}u)"
+        lines.append(f"if (col + {j}u < p.n) {{ {stores.again('row', col, ('', str(j)))} }}")
+    return [*lines, "continuing { i += 1u; break if i >= rows; } }"]
+
+
+GEMV_ROWS = 6  # results a subgroup of `gemv_rows` makes
+GEMV_SIZE = 64  # invocations of its workgroups: starting one costs more than a few loads
 
 
 def gemv_rows(f: Form, profile: Profile) -> str:
-    """A row vector (M = 1) times a matrix whose columns are contiguous along k: lanes share K, 4 results a subgroup.
+    """A row vector (M = 1) times a matrix whose columns are contiguous along k: lanes share K, 6 results a subgroup.
 
-    Grid: (ceil(N / 4), 1, matrices). Both operands 'k4'.
+    Grid: (ceil(N / 48), 1, matrices). Both operands 'k4'.
     """
-    value = f.types.value
-    body = [f"let c = w.x * {GEMV_ROWS}u;", *matrix_place("w.z")]
+    value, stores = f.types.value, Stores(f)
+    body = [f"let c = (w.x * {GEMV_SIZE // LANES}u + sub) * {GEMV_ROWS}u;", "if (c >= p.n) { return; }", *matrix_place("w.z")]
     for j in range(GEMV_ROWS):
         body.append(f"let b{j} = b_at + min(c + {j}u, p.n - 1u) * p.b_free; var c{j} = {value}();")
     body += ["let quads = p.k / 4u; var q = lane;", "if (q < quads) { loop {", f"let x = {load('a[a_at + q]', f.types.a, value, True)};"]
@@ -166,10 +183,14 @@ def gemv_rows(f: Form, profile: Profile) -> str:
         body.append(f"let y{j} = {load(f'b[b{j} + q]', f.types.b, value, True)};")
         body.append(f"c{j} += (x.x * y{j}.x + x.y * y{j}.y) + (x.z * y{j}.z + x.w * y{j}.w);")
     body.append(f"continuing {{ q += {LANES}u; break if q >= quads; }} }} }}")
-    for j in range(GEMV_ROWS):
-        store = f"o[o_at + (c + {j}u) * p.o_col] = {finish(f, f't{j}', '0u', f'(c + {j}u)')};"
-        body.append(f"let t{j} = subgroupAdd(c{j}); if (lane == {j}u && c + {j}u < p.n) {{ {store} }}")
-    return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
+    body += [*stores.begin(), stores.line("0u")]
+    body += [f"let t{j} = subgroupAdd(c{j});" for j in range(GEMV_ROWS)]
+    mine = "t0"
+    for j in range(1, GEMV_ROWS):
+        mine = f"select({mine}, t{j}, lane == {j}u)"
+    store = f"{stores.column('col', inside=True)}{stores.put(['sum'], '0u', 'col', single=True)}"
+    body.append(f"let col = c + lane; let sum = {mine}; if (lane < {GEMV_ROWS}u && col < p.n) {{ {store} }}")
+    return module(profile, f, [f"@compute @workgroup_size({GEMV_SIZE}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
 
 
 def gemv_columns(f: Form, blocks: int, profile: Profile) -> str:
@@ -177,7 +198,7 @@ def gemv_columns(f: Form, blocks: int, profile: Profile) -> str:
 
     Grid: (ceil(N / (32 * blocks)), 1, matrices). The vector is read element by element ('k1').
     """
-    value = f.types.value
+    value, stores = f.types.value, Stores(f)
     body = [f"let c = w.x * {LANES * blocks}u + lane;", *matrix_place("w.z")]
     for i in range(blocks):
         body.append(f"let b{i} = b_at + min(c + {i * LANES}u, p.n / 4u - 1u); var c{i} = vec4<{value}>();")
@@ -185,14 +206,9 @@ def gemv_columns(f: Form, blocks: int, profile: Profile) -> str:
     for i in range(blocks):
         body.append(f"c{i} = {mac(value, 'x', load(f'b[b{i} + at]', f.types.b, value, True), f'c{i}')};")
     body.append("continuing { k += 1u; break if k >= p.k; } }")
+    body += [*stores.begin(), stores.line("0u")]
     for i in range(blocks):
-        quad = f"(c + {i * LANES}u)"
-        if f.out == "v4":
-            store = f"o[o_at + {quad}] = {finish4(f, [f'c{i}'], '0u', f'({quad} * 4u)')};"
-        else:
-            places = [f"({quad} * 4u + {q}u)" for q in range(4)]
-            store = " ".join(f"o[o_at + {x} * p.o_col] = {finish(f, f'c{i}.{XYZW[q]}', '0u', x)};" for q, x in enumerate(places))
-        body.append(f"if (c + {i * LANES}u < p.n / 4u) {{ {store} }}")
+        body.append(f"if (c + {i * LANES}u < p.n / 4u) {{ {stores.quad(f'c{i}', f'((c + {i * LANES}u) * 4u)')} }}")
     return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
 
 
@@ -238,11 +254,11 @@ def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
         p = p.swapped()
     f = form(p, Tile(1))
     if p.m == 1 and (f.a, f.b) == ("k4", "k4"):
-        f = Form("k4", "k4", "v1", f.types)
-        return [_launch("gemv_rows", None, f, p, (-(-p.n // GEMV_ROWS), 1), lambda profile: gemv_rows(f, profile))]
+        f = Form.of(p, "k4", "k4", "v1")
+        return [_launch("gemv_rows", None, f, p, (-(-p.n // (GEMV_ROWS * GEMV_SIZE // LANES)), 1), lambda profile: gemv_rows(f, profile))]
     if p.m == 1 and f.b == "f4" and p.n >= 256:
         blocks = 8 if p.n >= 1024 else 4
-        columns = Form("k1", "f4", f.out, f.types)
+        columns = Form.of(p, "k1", "f4", f.out)
         grid = (-(-p.n // (4 * LANES * blocks)), 1)
         return [_launch(f"gemv_columns{blocks}", None, columns, p, grid, lambda profile: gemv_columns(columns, blocks, profile))]
     tile, q = min(_options(p), key=lambda option: cost(*option))
@@ -279,8 +295,8 @@ def form(p: Problem, tile: Tile) -> Form:
     a, b = (s.form(p.k) for s in (p.a, p.b))
     a = a if a in ("k4", "p4") or (a == "f4" and tile.rows >= 4) else "k1"
     b = b if b in ("k4", "p4") or (b == "f4" and tile.wide == 4) else "k1"
-    out = p.out.form(p.n) if tile.wide == 4 else "v1"
-    return Form(a, b, out, Types.of(p), tail=p.k % STEP != 0)
+    out = p.stores() if tile.wide == 4 else "v1"
+    return Form.of(p, a, b, out, tail=p.k % STEP != 0)
 
 
 def _options(p: Problem) -> list[tuple[Tile, Problem]]:
@@ -307,12 +323,12 @@ BUILD_SHARE = 5000  # uses over which a pipeline's build time is spread when til
 def _portable(p: Problem) -> Launch:
     f = form(p, PORTABLE)
     b = "k1" if f.b == "k4" else f.b
-    f = Form("k1", b, f.out, f.types)
+    f = Form.of(p, "k1", b, f.out)
     grid = (-(-p.n // (4 * PORTABLE_SIZE)), -(-p.m // PORTABLE.rows))
     return _launch("portable", None, f, p, grid, lambda profile: portable(f, profile))
 
 
 def _launch(name: str, tile: Tile | None, f: Form, p: Problem, grid: tuple[int, int], source: Callable[[Profile], str]) -> Launch:
-    kernel = Kernel(("matmul", name, tile, f), source, ("read", "read", "read_write"), label=f"matmul_{name}", trusted=True)
-    bindings = (p.a.binding, p.b.binding, p.out.binding)
-    return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses), ranges=p.ranges())
+    kernel = Kernel(("matmul", name, tile, f), source, f.access, label=f"matmul_{name}", scalars=f.scalars, trusted=True)
+    bindings = (p.a.binding, p.b.binding, *p.bindings(f.out))
+    return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses), p.scalars(), p.ranges())

@@ -6,7 +6,7 @@ gemv_rows for a matrix contiguous along k (weights [N, K]), gemv_columns for one
 from __future__ import annotations
 
 from .kernel import Profile
-from .matmul_wgsl import XYZW, Form, finish, finish4, load, mac, matrix_place, module
+from .matmul_wgsl import Form, Stores, load, mac, matrix_place, module
 
 SIZE = 256
 
@@ -42,7 +42,9 @@ def gemv_rows(f: Form, profile: Profile) -> str:
         else:
             body.append(f"workgroupBarrier(); if (lane < {half}u) {{ s += part[tid + {half}u]; part[tid] = s; }}")
         half //= 2
-    body.append(f"if (lane == 0u && c < p.n) {{ o[o_at + c * p.o_col] = {finish(f, 's', '0u', 'c')}; }} }}")
+    stores = Stores(f)
+    store = f"{' '.join(stores.begin())} {stores.line('0u')}{stores.column('c', inside=True)}{stores.put(['s'], '0u', 'c', single=True)}"
+    body.append(f"if (lane == 0u && c < p.n) {{ {store} }} }}")
     return module(profile, f, body, subgroups=shuffle)
 
 
@@ -77,10 +79,7 @@ def gemv_columns(f: Form, across: int, profile: Profile) -> str:
     while half:
         body.append(f"workgroupBarrier(); if (team < {half}u) {{ s += part[tid + {half * across}u]; part[tid] = s; }}")
         half //= 2
-    if f.out == "v4":
-        store = f"o[o_at + quad] = {finish4(f, ['s'], '0u', '(quad * 4u)')};"
-    else:
-        places = [f"(quad * 4u + {q}u)" for q in range(4)]
-        store = " ".join(f"o[o_at + {c} * p.o_col] = {finish(f, f's.{XYZW[q]}', '0u', c)};" for q, c in enumerate(places))
+    stores = Stores(f)
+    store = f"{' '.join(stores.begin())} {stores.line('0u')}{stores.quad('s', '(quad * 4u)')}"
     body.append(f"if (team == 0u && quad < p.n / 4u) {{ {store} }} }}")
     return module(profile, f, body)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from . import matmul_gemv as gemv
-from .choices import Tile, choose
+from .choices import USES, WHOLE_ROWS, Tile, choose
 from .kernel import TEMP, Kernel, Launch, Profile
+from .matmul_pack import whole_rows, whole_rows_bytes
 from .matmul_problem import Problem
 from .matmul_stage import Operand
 from .matmul_sum import add_slices, partial, slice_elements
-from .matmul_wgsl import XYZW, Form, Types, finish, finish4, mac, module, zero
+from .matmul_wgsl import XYZW, Form, Stores, mac, module, zero
 
 WARP = 32  # invocations that share a fragment pattern; nothing depends on the real subgroup size
 
@@ -174,24 +175,28 @@ class Gemm:
 
     def _store(self) -> list[str]:
         t, f = self.tile, self.form
-        lines = ["let o_at = p.o_off + mat0 * p.o_b0 + mat1 * p.o_b1 + slice * p.o_slice;"]
+        stores = Stores(f, t.wrap)
+        lines = ["let o_at = p.o_off + mat0 * p.o_b0 + mat1 * p.o_b1 + slice * p.o_slice;", *stores.begin()]
+        for j in range(t.tn // 4):
+            for q in range(1 if stores.wide else 4):
+                lines.append(stores.column(f"(col0 + bi{j} * 4u + {q}u)", f"{j}_{q}", self.full))
         row_kept = _turn(f.a, t.turn_a) == "row"
         for i in range(t.tm):
             row = f"row0 + ai{i}" if row_kept else f"row0 + ai{i // 4} * 4u + {i % 4}u"
-            text = "".join(self._store_quad(f"({row})", f"(col0 + bi{j} * 4u)", f"c{i}_{j}") for j in range(t.tn // 4))
+            text = stores.line(f"({row})", str(i))
+            text += "".join(self._store_quad(stores, f"({row})", i, j) for j in range(t.tn // 4))
             lines.append(text if self.full else f"if ({row} < p.m) {{ {text} }}")
         return ["if (team == 0u) {", *lines, "}"] if t.groups > 1 else lines
 
-    def _store_quad(self, row: str, col: str, acc: str) -> str:
+    def _store_quad(self, stores: Stores, row: str, i: int, j: int) -> str:
         """Four neighbours of a row."""
-        o = "o.d" if self.tile.wrap else "o"
-        if self.form.out == "v4":
-            text = f"{o}[o_at + {row} * p.o_row + {col} / 4u] = {finish4(self.form, [acc], row, col)}; "
+        col, acc = f"(col0 + bi{j} * 4u)", f"c{i}_{j}"
+        if stores.wide:
+            text = stores.put([acc], row, col, (str(i), f"{j}_0")) + " "
             return text if self.full else f"if ({col} < p.n) {{ {text}}} "
         text = ""
         for q in range(4):
-            value = finish(self.form, f"{acc}.{XYZW[q]}", row, f"({col} + {q}u)")
-            store = f"{o}[o_at + {row} * p.o_row + ({col} + {q}u) * p.o_col] = {value};"
+            store = stores.put([f"{acc}.{XYZW[q]}"], row, f"({col} + {q}u)", (str(i), f"{j}_{q}"))
             text += store + " " if self.full else f"if ({col} + {q}u < p.n) {{ {store} }} "
         return text
 
@@ -203,18 +208,40 @@ def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
     """The launches of one product; `temps` is the list of temporaries' sizes, extended by what they need."""
     if (p.m > 1 and p.n == 1) or (p.out.form(p.n) != "v4" and p.swapped().out.form(p.m) == "v4"):
         p = p.swapped()
-    f = Form(p.a.form(p.k), p.b.form(p.k), p.out.form(p.n), Types.of(p))
+    f = Form.of(p, p.a.form(p.k), p.b.form(p.k), p.stores())
     if p.m == 1 and profile.max_workgroup_size >= gemv.SIZE and (f.b == "f4" or (f.a, f.b) == ("k4", "k4")):
         return [_gemv(p, f, profile)]
+    p, launches = _whole_rows(p, profile, temps)
+    f = replace(f, a=p.a.form(p.k), b=p.b.form(p.k))
     kind = ("N" if f.a.startswith("k") else "T") + ("N" if f.b.startswith("f") else "T")
     tile, split = choose(kind, p.m, p.n, p.k, p.matrices, profile.backend, lambda tile: _usable(tile, f, p, profile))
     most = profile.max_binding // (4 * slice_elements(p))
-    return tiled(p, tile, min(split, max(1, most)), temps)
+    return [*launches, *tiled(p, tile, min(split, max(1, most)), temps)]
+
+
+def _whole_rows(p: Problem, profile: Profile, temps: list[int]) -> tuple[Problem, list[Launch]]:
+    """The problem with copies of operands along k that could only be read element by element, where products are many enough.
+
+    A rest of K is filled up with zeros, for which both operands are copied, if both lie along k.
+    """
+    if p.products // p.matrices < WHOLE_ROWS or min(p.m, p.n) < USES:
+        return p, []
+    copied = [s for s in (p.a, p.b) if s.form(p.k) == "k1"]
+    if not copied or (p.k % 4 and len(copied) < 2) or any(whole_rows_bytes(p, s) > profile.max_binding for s in copied):
+        return p, []
+    launches = []
+    for name in ("a", "b"):
+        side = p.a if name == "a" else p.b
+        if any(side is s for s in copied):
+            launch, made = whole_rows(p, side, temps)
+            launches.append(launch)
+            p = replace(p, a=made) if name == "a" else replace(p, b=made)
+    return replace(p, k=-(-p.k // 4) * 4), launches
 
 
 def _gemv(p: Problem, f: Form, profile: Profile) -> Launch:
     if f.b == "k4":
-        rows = replace(f, out="v1")
+        rows = Form.of(p, f.a, f.b, "v1")
         grid = (-(-p.n // (gemv.SIZE // gemv.lanes_a_row(profile))), 1, p.matrices)
         return _launch(("gemv_rows",), rows, p, grid, lambda profile: gemv.gemv_rows(rows, profile))
     across = 8 if p.n <= 8192 else 16  # narrow matrices need more invocations along k
@@ -240,9 +267,11 @@ def tiled(p: Problem, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
         result = partial(p, TEMP(len(temps)))
         size = slice_elements(p)
         temps.append(size * slices * 4)
-        q = replace(p, out=result if p.out.part is None else replace(result, part=(0, size * slices * 4)))
-    f = Form(q.a.form(q.k), q.b.form(q.k), q.out.form(q.n), Types.of(q))
-    gemm = Gemm(tile, f, p.m >= tile.bm and p.n >= tile.bn)
+        q = replace(p, out=result if p.out.part is None else replace(result, part=(0, size * slices * 4)), fusion=None)
+    f = Form.of(q, q.a.form(q.k), q.b.form(q.k), q.stores())
+    even = p.m % tile.bm == 0 and p.n % tile.bn == 0
+    once = q.fusion is not None and q.fusion.in_place() and not even  # last tiles must not be shifted over their neighbours
+    gemm = Gemm(tile, f, p.m >= tile.bm and p.n >= tile.bn and not once)
     params = q.params(f.accesses, slices, per * tile.span, slice_elements(p))
     grid = (-(-p.n // tile.bn), -(-p.m // tile.bm), p.matrices * slices)
     launches = [_launch(("gemm", tile, gemm.full), f, q, grid, gemm.source, params)]
@@ -252,5 +281,6 @@ def tiled(p: Problem, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
 def _launch(
     key: tuple[object, ...], f: Form, p: Problem, grid: tuple[int, int, int], source: Callable[[Profile], str], params: bytes = b""
 ) -> Launch:
-    kernel = Kernel(("matmul", *key, f), source, ("read", "read", "read_write"), label=f"matmul_{key[0]}", trusted=True)
-    return Launch(kernel, (p.a.binding, p.b.binding, p.out.binding), grid, params or p.params(f.accesses), ranges=p.ranges())
+    kernel = Kernel(("matmul", *key, f), source, f.access, label=f"matmul_{key[0]}", scalars=f.scalars, trusted=True)
+    bindings = (p.a.binding, p.b.binding, *p.bindings(f.out))
+    return Launch(kernel, bindings, grid, params or p.params(f.accesses), p.scalars(), p.ranges())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..dtype import DType
 from ..shape import Shape, broadcast_strides, collapse
 from ..storage import Layout
+from .matmul_fusion import Fusion
 from .template import pack
 
 FIELDS = (
@@ -83,7 +84,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """result[b, i, j] = sum over p of a[b, i, p] * b[b, j, p], for batch[0] x batch[1] matrices."""
+    """result[b, i, j] = sum over p of a[b, i, p] * b[b, j, p], for batch[0] x batch[1] matrices.
+
+    With a fusion, `out` is where its first output lies (apart from split rows and columns)."""
 
     m: int
     n: int
@@ -92,6 +95,7 @@ class Problem:
     a: Side
     b: Side
     out: Result
+    fusion: Fusion | None = None
 
     @property
     def matrices(self) -> int:
@@ -105,7 +109,18 @@ class Problem:
     def swapped(self) -> Problem:
         """The transposed product, into the same memory."""
         out = replace(self.out, row=self.out.col, col=self.out.row)
-        return replace(self, m=self.n, n=self.m, a=self.b, b=self.a, out=out)
+        fusion = self.fusion and self.fusion.swapped()
+        return replace(self, m=self.n, n=self.m, a=self.b, b=self.a, out=out, fusion=fusion)
+
+    def stores(self) -> str:
+        """'v4' where results are made four neighbours of a row at a time, else 'v1'."""
+        if self.fusion is None:
+            return self.out.form(self.n)
+        return "v4" if self.fusion.quads(self.n) else "v1"
+
+    def bindings(self, form: str) -> tuple[int, ...]:
+        """What a launch that stores in this form binds for its results."""
+        return (self.out.binding,) if self.fusion is None else self.fusion.bindings(form == "v4")
 
     def ranges(self) -> tuple[tuple[int, int], ...] | None:
         """Launch.ranges: what is bound of each operand's buffer, None when whole buffers are."""
@@ -119,13 +134,21 @@ class Problem:
         fa, fb, fo = forms
         step = slice_step // 4 if fo == "v4" else slice_step
         words = [self.m, self.n, self.k, self.batch[1], *self.a.words(fa), *self.b.words(fb), *self.out.words(fo)]
-        return pack([*words, split, depth or self.k, step])
+        return pack([*words, split, depth or self.k, step, *self.fused_words(fo)])
+
+    def scalars(self) -> tuple[tuple[int, str], ...]:
+        """Launch.scalars of the launch that stores the result."""
+        return () if self.fusion is None else self.fusion.entries
+
+    def fused_words(self, form: str) -> list[int]:
+        """The fusion's parameters, after all others."""
+        return [] if self.fusion is None else self.fusion.words(form == "v4")
 
 
 def problem(a: Layout, b: Layout, out: Layout, bindings: tuple[int, int, int]) -> Problem | None:
     """The problem of layouts [..., M, K] @ [..., K, N] -> [..., M, N]; None if more than two batch dimensions remain
     after merging (the caller then copies an operand)."""
-    (m, k), n = a.shape[-2:], b.shape[-1]
+    m, n = out.shape[-2:]
     lead = out.shape[:-2]
     strides = (_lead(a, lead), _lead(b, lead), out.strides[:-2])
     sizes, merged = collapse(lead, *strides)
@@ -134,10 +157,18 @@ def problem(a: Layout, b: Layout, out: Layout, bindings: tuple[int, int, int]) -
     pad = 2 - len(sizes)
     batch = (1,) * pad + sizes
     sa, sb, so = ((0,) * pad + s for s in merged)
-    side_a = Side(bindings[0], a.dtype, a.offset, _step(m, a.strides[-2]), _step(k, a.strides[-1]), (sa[0], sa[1]), m)
-    side_b = Side(bindings[1], b.dtype, b.offset, _step(n, b.strides[-1]), _step(k, b.strides[-2]), (sb[0], sb[1]), n)
     result = Result(bindings[2], out.dtype, out.offset, _step(m, out.strides[-2]), _step(n, out.strides[-1]), (so[0], so[1]))
-    return Problem(m, n, k, (batch[0], batch[1]), side_a, side_b, result)
+    return assemble(a, b, result, (batch[0], batch[1]), (sa[0], sa[1]), (sb[0], sb[1]), bindings)
+
+
+def assemble(
+    a: Layout, b: Layout, out: Result, batch: tuple[int, int], sa: tuple[int, int], sb: tuple[int, int], bindings: tuple[int, ...]
+) -> Problem:
+    """The problem of matrices [..., M, K] and [..., K, N] whose batch strides over `batch` are sa and sb."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    side_a = Side(bindings[0], a.dtype, a.offset, _step(m, a.strides[-2]), _step(k, a.strides[-1]), sa, m)
+    side_b = Side(bindings[1], b.dtype, b.offset, _step(n, b.strides[-1]), _step(k, b.strides[-2]), sb, n)
+    return Problem(m, n, k, batch, side_a, side_b, out)
 
 
 def _lead(layout: Layout, lead: Shape) -> Shape:

@@ -96,7 +96,7 @@ def product(type_: str) -> Monoid:
 ANY = Monoid("any", (("v", "u32"),), "0u", "a | b", "subgroupOr")
 ALL = Monoid("all", (("v", "u32"),), "1u", "a & b", "subgroupAnd")
 # Rounding may leave a small negative sum of squares. By its bits, since select(x, 0.0, x < 0.0) gave 0 for NaN on a GPU.
-_NOT_NEGATIVE = "fn not_negative(x: f32) -> f32 { let b = bitcast<u32>(x); return select(x, 0.0, b > 0x80000000u && b <= 0xff800000u); }\n"
+NOT_NEGATIVE = "fn not_negative(x: f32) -> f32 { let b = bitcast<u32>(x); return select(x, 0.0, b > 0x80000000u && b <= 0xff800000u); }\n"
 # Chan's combination of counts, means and sums of squared deviations; symmetric in a and b so that all lanes agree.
 MOMENTS = Monoid(
     "moments",
@@ -105,7 +105,7 @@ MOMENTS = Monoid(
     "let n = a.n + b.n; let k = 1.0 / max(n, 1.0); let d = b.mean - a.mean; "
     "return Moments(n, a.mean * (a.n * k) + b.mean * (b.n * k), a.m2 + b.m2 + d * d * (a.n * b.n * k));",
     struct="Moments",
-    extra=_NOT_NEGATIVE,
+    extra=NOT_NEGATIVE,
 )
 # The same with means counted from `near`, a value near all elements of the reduction, so that large means cost no digits.
 REFERRED = Monoid(
@@ -116,7 +116,7 @@ REFERRED = Monoid(
     "let n = a.n + b.n; let k = 1.0 / max(n, 1.0); let d = mean - a.mean; "
     "return Referred(n, a.mean * (a.n * k) + mean * (b.n * k), a.m2 + b.m2 + d * d * (a.n * b.n * k), near);",
     struct="Referred",
-    extra=_NOT_NEGATIVE,
+    extra=NOT_NEGATIVE,
 )
 SOFTMAX = Monoid(
     "softmax",

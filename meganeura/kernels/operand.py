@@ -40,6 +40,10 @@ class Operand:
         """Element `lane` of an entry, converted to the compute dtype."""
         return T.load(self.dtype, f"{entry}.{T.LANES[lane]}" if self.width > 1 else entry, self.compute)
 
+    def part_of(self, type_: str, value: str) -> str:
+        """One element to be stored, from a value of WGSL type `type_`."""
+        return T.store(type_, value, self.dtype)
+
     def put(self, index: str, type_: str, values: Sequence[str]) -> str:
         """The statement that stores an entry from the values (of WGSL type `type_`) of its elements."""
         stored = [T.store(type_, v, self.dtype) for v in values]
@@ -101,6 +105,18 @@ def mixed(operands: Sequence[tuple[Operand, int, Layout]], alias: tuple[int, ...
     """Whether operands of one storage want array entries of different widths."""
     widths: dict[int, int] = {}
     return any(widths.setdefault(alias[n] if alias and n >= 0 else n, o.width) != o.width for o, n, _ in operands)
+
+
+def grouped(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
+    """(stride, elements that one serves) of an operand that repeats each of its elements, as channels in a group; or None."""
+    dims, (steps,) = collapse(tuple(shape), tuple(strides))
+    return (steps[0], dims[1]) if len(dims) == 2 and steps[1] == 0 else None
+
+
+def runs(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int] | None:
+    """(stride, elements a run, stride from run to run) of dimensions that two strides walk, as one channel of a batch; or None."""
+    dims, (steps,) = collapse(tuple(shape), tuple(strides))
+    return (steps[1], dims[1], steps[0]) if len(dims) == 2 else None
 
 
 def stride_over(shape: Sequence[int], strides: Sequence[int]) -> int | None:

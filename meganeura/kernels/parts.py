@@ -83,6 +83,8 @@ class _Rows:
         return replace(call, inputs=tuple(cut[:n]), outputs=tuple(x for x in cut[n:] if x is not None))
 
     def _cut(self, i: int, x: Layout | None, low: int, high: int) -> Layout | None:
+        if x is not None and i in self.full and x.shape[self.dim] == 1:
+            return x  # broadcast: pieces are cut from two indices or more
         if x is not None and i in self.full:
             shape = (*x.shape[: self.dim], high - low, *x.shape[self.dim + 1 :])
             return x.with_(shape=shape, strides=x.strides, offset=x.offset + low * x.strides[self.dim])

@@ -48,13 +48,14 @@ class _Plan:
 @dataclass(frozen=True, slots=True)
 class _Store:
     """Where partial results go: word `at + result * results + part * parts + lane * lanes` of each part of the accumulator,
-    whose words are `total` apart."""
+    whose words are `total` apart; values (of several reduced at once) are `values` apart."""
 
     total: int
     at: int
     results: int
     parts: int
     lanes: int
+    values: int
 
 
 def lower(call: Call, profile: Profile) -> Lowered:
@@ -72,13 +73,14 @@ def lower(call: Call, profile: Profile) -> Lowered:
             launches.append(_first(group[0], plans[0], None, 0))
             continue
         along = plans[0].team.form == "lane"  # the parts of a result are far apart, as its elements were
-        step, near = (1, kept) if along else (parts, 1)
+        many = kept * len(whole.values)
+        step, near = (1, many) if along else (parts, 1)
         for i, (slab, plan) in enumerate(zip(group, plans, strict=True)):
             lane = plan.width if plan.team.form == "lane" else 1
-            store = _Store(kept * parts, sum(counts[:i]) * near, step * lane, near, step)
+            store = _Store(many * parts, sum(counts[:i]) * near, step * lane, near, step, kept * step)
             launches.append(_first(slab, plan, store, TEMP(len(temps))))
         launches.append(_second(group[0], whole.n, TEMP(len(temps)), parts, (step, near)))
-        temps.append(_words(whole, kept * parts).numel * 4)
+        temps.append(_words(whole, many * parts).numel * 4)
     return Lowered(tuple(launches), tuple(temps))
 
 
@@ -142,7 +144,7 @@ def _lane_plan(problem: Problem) -> _Plan:
     width = 4 if problem.wide(False) else 1
     entries = problem.kept // width
     fill = 64 if profile.family == "cpu" else LANES
-    depth = SHALLOW if profile.family == "cpu" and entries >= 64 else DEPTH
+    depth = max(8, SHALLOW // len(problem.inputs)) if profile.family == "cpu" and entries >= 64 else DEPTH
     parts = max(1, min(-(-fill // entries), n // 16), -(-n // depth) if n > depth + depth // 2 else 1)
     size = 64 if profile.family == "cpu" else 256 if entries * parts >= LANES else 64
     unroll = 4 if n >= 4 * parts else 1
@@ -155,13 +157,18 @@ def _round(value: int, step: int) -> int:
 
 def _form(problem: Problem, plan: _Plan, partial: bool) -> ReduceForm:
     arch = problem.arch
-    named = {*T.names_in(arch.pre), *T.names_in(arch.post)}
+    expressions = [*problem.values, *(e for _, e in problem.results), *(e for _, _, e in arch.statements)]
+    named = {n for e in expressions for n in T.names_in(e)}
     return ReduceForm(
         kind=arch.kind,
         accumulator=problem.accumulator,
-        pre=arch.pre or "{" + problem.call.names[0] + "}",
-        post=arch.post,
+        truth=problem.reduced == "bool",
+        values=problem.values,
+        results=problem.results,
+        statements=arch.statements,
         operands=(),
+        once=0 if partial else len(problem.once),
+        outs=1 if partial else len(problem.outs),
         access=(),
         scalars=T.used_scalars(problem.call, named),
         team=plan.team,
@@ -180,14 +187,15 @@ def _form(problem: Problem, plan: _Plan, partial: bool) -> ReduceForm:
 def _first(problem: Problem, plan: _Plan, store: _Store | None, temp: int) -> Launch:
     """The launch that reads the inputs; it stores partial results in `temp`, or the results."""
     form = _form(problem, plan, store is not None)
-    ins = [(replace(x.operand, width=plan.width), x.number, x.layout(problem.sizes, problem.inner)) for x in problem.inputs]
-    if store is None:
-        out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
-    else:
-        out = (Operand("out", uint32, write=True), temp, _words(problem, store.total))
-    bound = bind([*ins, out], problem.call.alias, problem.profile, problem.call.op.name, T.large(problem.call, problem.profile))
-    form = replace(form, operands=bound.operands, access=bound.access)
     lane = plan.team.form == "lane"
+    widths = [x.entry(not lane, plan.width) for x in problem.inputs]
+    ins = [
+        (replace(x.operand, width=width), x.number, x.layout(problem.sizes, problem.inner))
+        for x, width in zip(problem.inputs, widths, strict=True)
+    ]
+    rest = problem.single() if store is None else [(Operand("out", uint32, write=True), temp, _words(problem, store.total))]
+    bound = bind([*ins, *rest], problem.call.alias, problem.profile, problem.call.op.name, T.large(problem.call, problem.profile))
+    form = replace(form, operands=bound.operands, access=bound.access)
     along, across = (plan.width, 1) if lane else (1, plan.width)
     sizes, inner = list(problem.sizes), list(problem.inner)
     if sizes:
@@ -197,13 +205,21 @@ def _first(problem: Problem, plan: _Plan, store: _Store | None, temp: int) -> La
     kept = problem.kept // along
     teams = kept * plan.parts[0] * plan.parts[1]
     words = [kept, teams, problem.n, problem.first_number, *plan.parts, *plan.chunks, *sizes, *inner]
-    for x, shift in zip(problem.inputs, bound.shifts, strict=False):
-        words += [(x.offset - shift) // plan.width, *_entries(x.kept, lane, plan.width), *_entries(x.inner, not lane, plan.width)]
+    for x, width, shift in zip(problem.inputs, widths, bound.shifts, strict=False):
+        words += [(x.offset - shift) // width, *_entries(x.kept, lane, width), *_entries(x.inner, not lane, width)]
     if store is None:
-        words += [problem.out.offset + problem.first_result - bound.shifts[-1]]
+        words += _results(problem, bound.shifts[len(ins) :])
     else:
-        words += [store.at, store.total, store.results, store.parts, store.lanes]
+        words += [store.at, store.total, store.results, store.parts, store.lanes, store.values]
     return _launch(problem, form, bound.numbers, words, teams, bound.ranges)
+
+
+def _results(problem: Problem, shifts: tuple[int, ...]) -> list[int]:
+    """First element and stride of the operands with one value a result."""
+    words = []
+    for (_, _, x), step, shift in zip(problem.single(), problem.steps(), shifts, strict=True):
+        words += [x.offset + problem.first_result * step - shift, step]
+    return words
 
 
 def _entries(strides: Shape, along: bool, width: int) -> list[int]:
@@ -215,7 +231,7 @@ def _entries(strides: Shape, along: bool, width: int) -> list[int]:
 
 def _second(problem: Problem, n: int, temp: int, parts: int, steps: tuple[int, int]) -> Launch:
     """The launch that merges the partial results of `n` elements each; `steps` from result to result and from part to part."""
-    profile, kept = problem.profile, problem.kept
+    profile, kept = problem.profile, problem.kept * len(problem.values)
     lanes = T.lanes(profile)
     if kept >= (64 if profile.family == "cpu" else 4096) or parts <= 16 or (profile.family == "cpu" and not lanes):
         team = Team("lane", 1, 64)
@@ -227,11 +243,10 @@ def _second(problem: Problem, n: int, temp: int, parts: int, steps: tuple[int, i
     plan = _Plan(team, 1, False, 4, (1, 1), (1, parts), parts // team.width)
     total = kept * parts
     partials = (Operand("partials", uint32, uint32), temp, _words(problem, total))
-    out = (Operand("out", problem.out.dtype, write=True), len(problem.call.inputs), problem.out)
-    bound = bind([partials, out], problem.call.alias, profile, problem.call.op.name, T.large(problem.call, profile))
+    bound = bind([partials, *problem.single()], problem.call.alias, profile, problem.call.op.name, T.large(problem.call, profile))
     form = replace(_form(problem, plan, False), partials=True, operands=bound.operands, access=bound.access, ranks=(0, 0))
-    at = problem.out.offset + problem.first_result - bound.shifts[1]
-    return _launch(problem, form, bound.numbers, [kept, kept, n, 0, 1, 1, 1, parts, total, parts, *steps, at], kept, bound.ranges)
+    words = [kept, kept, n, 0, 1, 1, 1, parts, total, parts, *steps, problem.kept, *_results(problem, bound.shifts[1:])]
+    return _launch(problem, form, bound.numbers, words, kept, bound.ranges)
 
 
 def _launch(

@@ -12,6 +12,7 @@ from . import template as T
 from .kernel import Profile
 from .monoid import ALL, ANY, PLACE, REFERRED, Monoid, Team, extremum, order_key, product, total, tree
 from .operand import Operand, declare
+from .statements import Functions, Statement
 
 BLOCK = 16  # turns of a loop whose sum is added up apart
 
@@ -22,9 +23,13 @@ class ReduceForm:
 
     kind: str
     accumulator: str  # WGSL type
-    pre: str
-    post: str
-    operands: tuple[Operand, ...]  # inputs (or the partial results), then the output
+    truth: bool  # the accumulator is a bool kept as a word
+    values: tuple[str, ...]  # what is reduced: an expression over an element of the inputs each
+    results: tuple[tuple[int, str], ...]  # an output: the value it is made of, expression over that one's accumulator
+    statements: tuple[Statement, ...]
+    operands: tuple[Operand, ...]  # inputs (or the partial results), inputs with one value a result, outputs
+    once: int  # how many of the second kind
+    outs: int  # how many of the third
     access: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
     team: Team
@@ -41,13 +46,22 @@ class ReduceForm:
     def fields(self) -> list[str]:
         """Parameter names, in the order of reduce._first and reduce._second."""
         out = ["kept", "teams", "n", "number", "outer_parts", "inner_parts", "outer_chunk", "inner_chunk"]
-        if self.partials:
-            return [*out, "total", "parts", "kept_step", "part_step", "out_at"]
         kept, inner = self.ranks
-        out += [*(f"size{d}" for d in range(kept)), *(f"inner{d}" for d in range(inner))]
-        for o in self.operands[:-1]:
-            out += [f"{o.tag}_at", *(f"{o.tag}_s{d}" for d in range(kept)), *(f"{o.tag}_r{d}" for d in range(inner))]
-        return [*out, "out_at", *(("total", "results", "parts", "lanes") if self.partial else ())]
+        if self.partials:
+            out += ["total", "parts", "kept_step", "part_step", "each"]
+        else:
+            out += [*(f"size{d}" for d in range(kept)), *(f"inner{d}" for d in range(inner))]
+            for o in self.elements:
+                out += [f"{o.tag}_at", *(f"{o.tag}_s{d}" for d in range(kept)), *(f"{o.tag}_r{d}" for d in range(inner))]
+        if self.partial:
+            return [*out, "out_at", "total", "results", "parts", "lanes", "values"]
+        rest = self.operands[len(self.elements) :]
+        return [*out, *(f"{o.tag}_{what}" for o in rest for what in ("at", "step"))]
+
+    @property
+    def elements(self) -> tuple[Operand, ...]:
+        """The inputs that are walked (or the partial results)."""
+        return self.operands[: len(self.operands) - self.once - self.outs]
 
 
 def monoid_of(kind: str, type_: str) -> Monoid:
@@ -75,19 +89,24 @@ class _Source:
         self.form, self.profile = form, profile
         self.monoid = monoid_of(form.kind, form.accumulator)
         self.lane = form.team.form == "lane"
-        self.inputs, self.out = form.operands[:-1], form.operands[-1]
+        self.inputs = form.elements
+        self.once = form.operands[len(self.inputs) : len(self.inputs) + form.once]
+        self.outs = form.operands[len(self.inputs) + form.once :]
         self.known = {n: f"s.{T.identifier(n)}" for n, _ in form.scalars}
-        self.types = dict(form.scalars) | {"n": "f32"} | {o.name: o.compute.value for o in self.inputs if o.compute}
+        self.made = Functions(form.statements, self.known)
+        self.leaves = {"n": "f32"} | {o.name: o.compute.value for o in form.operands if o.compute}
+        self.types = dict(form.scalars) | self.leaves | self.made.types
         # accumulators an invocation carries: one an element of an entry, merged at the end unless they are separate results
-        self.accs = 4 if form.partials and form.unroll > 1 else form.width
+        self.count = 1 if form.partials else len(form.values)
+        self.accs = 4 if form.partials and form.unroll > 1 else form.width * self.count
 
     def text(self) -> str:
         form, team = self.form, self.form.team
-        functions = team.functions(self.monoid, 0, True)
+        functions = "".join(team.functions(self.monoid, k, k == 0) for k in range(self.count))
         if form.kind in ("argmax", "argmin"):
             functions += order_key(form.kind, form.accumulator)
         main = f"@compute @workgroup_size({team.workgroup})\nfn main({team.builtins()}) {{\n{self.body()}}}\n"
-        code = functions + main
+        code = functions + self.made.source(self.leaves | self.exposed("x")[1]) + main
         front = T.header(self.profile, (o.dtype for o in form.operands), not self.lane and team.subgroups)
         front += declare(form.operands, form.access) + T.uniform(len(form.access), form.fields()) + T.scalar_block(form.scalars)
         return front + T.prelude(code) + code
@@ -191,11 +210,11 @@ class _Source:
             out += f"let {o.tag}_{u} = {o.entry(self.at(o, f'j{u}_' if rank > 1 and not nested else index, outer.replace('{}', o.tag)))}; "
         return out
 
-    def value(self, u: int, lane: int) -> str:
-        """Element `lane` of loaded entry u after `pre`, in the accumulator's type (bool for any and all)."""
+    def value(self, u: int, lane: int, k: int = 0) -> str:
+        """Value k at element `lane` of loaded entry u, in the accumulator's type (bool for any and all)."""
         names = self.known | {o.name: o.part(f"{o.tag}_{u}", lane) for o in self.inputs} | {"n": "f32(p.n)"}
-        code = f"({T.substitute(self.form.pre, names)})"
-        found = T.type_of(self.form.pre, self.types)
+        code = f"({self.made.text(self.form.values[k], names)})"
+        found = T.type_of(self.form.values[k], self.types)
         if self.form.kind in ("any", "all"):
             return code if found == "bool" else f"truth({code})" if found == "f32" else f"({code} != {found}(0))"
         if found == self.form.accumulator:
@@ -251,7 +270,8 @@ class _Source:
 
     def add(self, a: int, indices: list[str]) -> str:
         kind = self.form.kind
-        values = [self.value(u, a) for u in range(len(indices))]
+        k, lane = divmod(a, self.form.width)
+        values = [self.value(u, lane, k) for u in range(len(indices))]
         if kind == "sum":
             return f"acc{a} = acc{a} + {tree(values)};"
         if kind == "prod":
@@ -296,39 +316,62 @@ class _Source:
     def finish(self) -> str:
         """Merge what belongs together and store."""
         values = [self.settled(a) for a in range(self.accs)]
+        width = self.form.width
         if self.lane and not self.form.partials:
-            stores = [f"let all{a} = {v};\n{self.put(f'all{a}', a)}" for a, v in enumerate(values)]
+            stores = [f"let all{a} = {v};\n{self.put(f'all{a}', a % width, a // width)}" for a, v in enumerate(values)]
             return "\n".join(stores) + "\n"
-        out = "".join(f"let own{a} = {v};\n" for a, v in enumerate(values))
-        merged = [f"own{a}" for a in range(self.accs)]
-        while len(merged) > 1:
-            merged = [f"merge_{self.monoid.name}({x}, {y})" for x, y in zip(merged[::2], merged[1::2], strict=True)]
-        out += f"let all0 = {self.form.team.bring(self.monoid, 0, merged[0])};\n"
-        return out + (self.put("all0", 0) if self.lane else f"if (first == 0u) {{\n{self.put('all0', 0)} }}\n")
+        out, puts = "".join(f"let own{a} = {v};\n" for a, v in enumerate(values)), ""
+        each = self.accs // self.count
+        for k in range(self.count):
+            merged = [f"own{a}" for a in range(k * each, (k + 1) * each)]
+            while len(merged) > 1:
+                merged = [f"merge_{self.monoid.name}({x}, {y})" for x, y in zip(merged[::2], merged[1::2], strict=True)]
+            out += f"let all{k} = {self.form.team.bring(self.monoid, k, merged[0])};\n"
+            puts += self.put(f"all{k}", 0, k)
+        return out + (puts if self.lane else f"if (first == 0u) {{\n{puts} }}\n")
 
-    def put(self, value: str, a: int) -> str:
-        """Store a result, or a partial result, from a value of the monoid."""
+    def put(self, value: str, a: int, k: int) -> str:
+        """Store a result of value k (lane a of its entry), or a partial result, from a value of the monoid."""
         if self.form.partial:
             out = []
             for c, (part, type_) in enumerate(self.monoid.parts):
                 field = self.monoid.field(value, part)
                 word = field if type_ == "u32" else f"bitcast<u32>({field})"
                 at = f"{c}u * p.total + p.out_at + result * p.results + part * p.parts + {a}u * p.lanes"
-                out.append(f"{self.out.entry(at)} = {word};")
+                out.append(f"{self.outs[0].entry(at + (f' + {k}u * p.values' if k else ''))} = {word};")
             return " ".join(out)
-        names, types = self.exposed(value)
-        code = T.substitute(self.form.post, self.known | names)
-        width = self.form.width if self.lane and not self.form.partials else 1
-        return self.out.put(f"p.out_at + result * {width}u + {a}u", T.type_of(self.form.post, self.types | types), [f"({code})"])
+        many = len(self.form.values)
+        if not self.form.partials or many == 1:
+            width = self.form.width if self.lane and not self.form.partials else 1
+            return self.store(value, f"result * {width}u + {a}u", k)
+        cases = "".join(f"case {i}u: {{ {self.store(value, 'place', i)} }}\n" for i in range(many))
+        return f"let which = result / p.each;\nlet place = result - which * p.each;\nswitch which {{\n{cases}default: {{ }}\n}}\n"
+
+    def store(self, value: str, place: str, k: int) -> str:
+        """Store the outputs made of value k, from its accumulator."""
+        mine = [(o, expr) for o, (of, expr) in zip(self.outs, self.form.results, strict=True) if of == k]
+        exposed, types = self.exposed(value)
+        used = self.made.names(expr for _, expr in mine)
+        names = self.known | exposed
+        for o in self.once:
+            if o.name in used:
+                names[o.name] = o.part(o.entry(f"p.{o.tag}_at + ({place}) * p.{o.tag}_step"), 0)
+        made = [o.part_of(T.type_of(expr, self.types | types), f"({self.made.text(expr, names)})") for o, expr in mine]
+        if len(mine) == 1:
+            return f"{mine[0][0].entry(f'p.{mine[0][0].tag}_at + {place}')} = {made[0]};"
+        lets = "".join(
+            f"let made{i} = {code}; " for i, code in enumerate(made)
+        )  # all before any store: one may overwrite what another reads
+        return "{ " + lets + " ".join(f"{o.entry(f'p.{o.tag}_at + {place}')} = made{i};" for i, (o, _) in enumerate(mine)) + " }"
 
     def exposed(self, value: str) -> tuple[dict[str, str], dict[str, str]]:
-        """What `post` may name, and the types."""
+        """What results may name, and the types."""
         kind, n = self.form.kind, {"n": "f32(p.n)"}
         if kind == "moments":
             names = {"mean": f"({value}.near + {value}.mean)", "m2": f"not_negative({value}.m2)"}
             return names | n, {"mean": "f32", "m2": "f32"}
         if kind in ("argmax", "argmin"):  # no key beats the lowest one: then all are equal and the first counts
             return {"acc": f"select(i32({value}.i), 0i, {value}.i == 0xffffffffu)"} | n, {"acc": "i32"}
-        if self.out.dtype.kind == "b":
+        if self.form.truth:
             return {"acc": f"({value} != 0u)"} | n, {"acc": "bool"}
         return {"acc": value} | n, {"acc": self.form.accumulator}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ops.archetype import Stage
-from . import template as T
-from .monoid import HUGE, MOMENTS, SOFTMAX, Monoid, extremum, total, tree
+from .monoid import HUGE, MOMENTS, NOT_NEGATIVE, SOFTMAX, Monoid, extremum, total, tree
 
 if TYPE_CHECKING:
     from .row_wgsl import Source
@@ -119,28 +118,41 @@ class Softmax(Sum):
         def add(entries: list[Entry]) -> str:
             return f"{s}v = {s}v + exp({self.src.values(self.stage.expr, entries[0], 0)} - {top});"
 
-        out += self.src.walk(add, set(T.names_in(self.stage.expr)))
+        out += self.src.walk(add, self.src.names([self.stage.expr]))
         return out + f"let {self.name(0, '_sum')} = {self.src.bring(total('f32'), self.src.fold(f'{s}v'))};\n"
 
 
 class Moments(Sum):
-    """Stage 'moments': two walks over registers, otherwise one walk in which each invocation shifts by its first entry.
+    """Stage 'moments': two walks over registers, otherwise one walk over differences from a value near the row's elements.
 
-    Chan's combination then merges means counted from a reference that the whole row shares, so that a large mean
-    does not cost the small differences their digits.
+    A subgroup takes the mean of its invocations' first entries for that, and then only adds two sums. An invocation
+    elsewhere shifts by its own first entry, and Chan's combination merges means counted from a reference that the whole
+    row shares. Either way a large mean does not cost the small differences their digits.
     """
+
+    @property
+    def shared(self) -> bool:
+        """Whether all invocations shift by the same value."""
+        return not self.src.form.registers and self.src.form.team.form == "subgroup"
 
     def begin(self) -> str:
         if self.src.form.registers:
             return super().begin()
-        used, e = set(T.names_in(self.stage.expr)), Entry("first", "_z")
+        used, e = self.src.names([self.stage.expr]), Entry("first", "_z")
         out = ""
         for r in self.rows:
             out += f"var {self.acc(r, 'c')} = {self.src.vector}(); var {self.acc(r, 'd')} = {self.src.vector}(); "
             out += f"var {self.acc(r, 'q')} = {self.src.vector}();\n"
         first = " ".join(f"{self.acc(r, 'c')} = {self.src.values(self.stage.expr, e, r)};" for r in self.rows)
         out += f"if (first < p.entries) {{ {self.src.loads(e, used)}{first} }}\n"
-        return out + "".join(self.reference(r) for r in self.rows)
+        return out + "".join(self.centre(r) if self.shared else self.reference(r) for r in self.rows)
+
+    def centre(self, r: int) -> str:
+        """The mean of the first entries, all of which exist; in a shorter row the first element."""
+        c, lanes = self.acc(r, "c"), self.src.form.team.width
+        mean = self.src.bring(total("f32"), f"{self.src.fold(c)} * {1 / (lanes * self.src.form.width)}")
+        first = f"subgroupBroadcastFirst({c}{'.x' if self.src.form.width == 4 else ''})"
+        return f"let {self.acc(r, 'z')} = select({first}, {mean}, p.entries >= {lanes}u);\n"
 
     def reference(self, r: int) -> str:
         """A value near the row's elements, the same for all of the team."""
@@ -152,7 +164,7 @@ class Moments(Sum):
             return f"let {self.acc(r, 'z')} = {c};\n"
         e = Entry("0u", "_y")
         value = f"{self.acc(r, 'z')} = {self.src.value(self.stage.expr, e, r, 0)};"
-        loads = self.src.loads(e, set(T.names_in(self.stage.expr)))
+        loads = self.src.loads(e, self.src.names([self.stage.expr]))
         return f"var {self.acc(r, 'z')} = 0.0; if (p.entries > 0u) {{ {loads}{value} }}\n"
 
     def turn(self, entries: list[Entry]) -> str:
@@ -160,7 +172,7 @@ class Moments(Sum):
             return super().turn(entries)
         out = []
         for r in self.rows:
-            c, d, q = (self.acc(r, x) for x in "cdq")
+            c, d, q = (self.acc(r, x) for x in ("z" if self.shared else "c") + "dq")
             lets = "".join(f"let d{i} = {self.src.values(self.stage.expr, e, r)} - {c}; " for i, e in enumerate(entries))
             sums = tree([f"d{i}" for i in range(len(entries))])
             squares = tree([f"d{i} * d{i}" for i in range(len(entries))])
@@ -170,6 +182,8 @@ class Moments(Sum):
     def end(self) -> str:
         if self.src.form.registers:
             return self.second()
+        if self.shared:
+            return "".join(self.sums(r) for r in self.rows)
         out = ""
         for r in self.rows:
             both, count = f"both_{self.stage.name}_{r}", f"count_{self.stage.name}_{r}"
@@ -188,6 +202,16 @@ class Moments(Sum):
             out += f"let {self.name(r, '_var')} = not_negative({var});\n"
         return out
 
+    def sums(self, r: int) -> str:
+        """Mean and variance from the sums of differences from a shared value and of their squares."""
+        d, q = (self.src.bring(total("f32"), self.src.fold(self.acc(r, x))) for x in "dq")
+        shift, mean = self.name(r, "_shift"), self.name(r, "_mean")
+        if "not_negative" not in self.src.seen:
+            self.src.seen.add("not_negative")
+            self.src.functions.append(NOT_NEGATIVE)
+        out = f"let {shift} = {d} / n; let {mean} = {self.acc(r, 'z')} + {shift};\n"
+        return out + f"let {self.name(r, '_var')} = not_negative({q} / n - {shift} * {shift});\n"
+
     def second(self) -> str:
         mean, q = self.name(0, "_mean"), self.acc(0, "q")
         out = f"let {mean} = {self.src.bring(total('f32'), self.src.fold(self.acc(0)))} / n;\nvar {q} = {self.src.vector}();\n"
@@ -195,7 +219,7 @@ class Moments(Sum):
         def add(entries: list[Entry]) -> str:
             return f"{{ let d = {self.src.values(self.stage.expr, entries[0], 0)} - {mean}; {q} = {q} + d * d; }}"
 
-        out += self.src.walk(add, set(T.names_in(self.stage.expr)))
+        out += self.src.walk(add, self.src.names([self.stage.expr]))
         return out + f"let {self.name(0, '_var')} = {self.src.bring(total('f32'), self.src.fold(q))} / n;\n"
 
 

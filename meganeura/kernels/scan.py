@@ -21,8 +21,9 @@ from .scan_wgsl import ScanForm, monoid_of, source
 
 LONGEST = 16384  # entries an invocation takes in one after another at most: drivers stop long loops, and rounding adds up
 CHUNK = 512  # entries of a part that a software device's invocation takes
-ROWS = 8192  # rows that fill a GPU with an invocation each
-TEAMS = 1024  # workgroups that fill a GPU
+ROWS = 131072  # rows, or parts of them, that fill a GPU with an invocation each
+FEW = 8192  # rows from which on a GPU's invocations scan the accumulators of the parts alone
+TEAMS = 2048  # workgroups that fill a GPU
 SHORT = 32  # elements up to which a GPU gives a row to one invocation
 
 
@@ -129,7 +130,7 @@ def _alone(rows: _Rows, wanted: int, least: int) -> _Plan:
     parts = max(1, min(wanted, rows.count // least), -(-rows.count // LONGEST))
     chunk = -(-rows.count // parts)
     workgroup = 64 if rows.rows * parts < 65536 or rows.profile.family == "cpu" else 128
-    return _Plan(1, workgroup, 4 if chunk >= 8 and not rows.across else 1 if chunk < 8 else 2, -(-rows.count // chunk), chunk)
+    return _Plan(1, workgroup, 1 if chunk < 8 else 2 if rows.across and rows.profile.family == "cpu" else 4, -(-rows.count // chunk), chunk)
 
 
 def _cpu_plan(rows: _Rows) -> _Plan:
@@ -201,7 +202,7 @@ def _words(rows: _Rows, plan: _Plan, total: int) -> list[int]:
 def _carry(rows: _Rows, plan: _Plan) -> Launch:
     """The launch that turns the parts' accumulators into what comes before each part."""
     single = rows.rows * (rows.width if rows.across else 1)
-    alone = rows.profile.family == "cpu" or single >= ROWS or plan.parts <= 8
+    alone = rows.profile.family == "cpu" or single >= FEW or plan.parts <= 8
     team = 1 if alone else min(256, rows.profile.max_workgroup_size, max(32, 1 << (plan.parts - 1).bit_length()))
     made = _form(rows, _Plan(team, 64 if alone else team, 1, plan.parts, plan.chunk), "carry")
     bound = bind([(Operand("sums", uint32, write=True), TEMP(0), _sums(rows, plan))], rows.call.alias, rows.profile, rows.call.op.name)

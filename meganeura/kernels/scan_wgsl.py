@@ -8,6 +8,7 @@ as u32 words: all first fields, then all second ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from . import template as T
 from .kernel import Profile
@@ -298,25 +299,28 @@ class _Source:
     # --- a workgroup a row: tiles of items an invocation ---
 
     def tiles(self) -> str:
+        """Entries of a tile are loaded at once, neighbours by neighbours; then each round of them is scanned by the team. For
+        'sums' the team meets only in the end."""
         m, n, w = self.monoid, self.form.items, self.form.team
-        out = f"for (var from_ = lo; from_ < hi; from_ = from_ + {n * w}u) {{\n  let i = from_ + thread * {n}u;\n"
+        sums = self.form.stage == "sums"
+        out = f"var mine = {m.identity};\n" if sums else ""
+        out += f"for (var from_ = lo; from_ < hi; from_ = from_ + {n * w}u) {{\n  let i = from_ + thread;\n"
         for u in range(n):
-            out += f"  let e{u} = {self.place(f'i + {u}u')};\n"
+            out += f"  let e{u} = {self.place(f'i + {u * w}u')};\n"
             for lane in range(self.form.width):
                 out += f"  var r{u}_{lane} = {m.identity};\n"
             items = "".join(f"r{u}_{lane} = {self.item(f'x{u}', lane, f'e{u}')}; " for lane in range(self.form.width))
-            out += f"  if (i + {u}u < hi) {{ {self.load(u)} {items}}}\n"
-        last = ""
+            out += f"  if (i + {u * w}u < hi) {{ {self.load(u)} {items}}}\n"
         for u in range(n):
-            for lane in self.order():
-                if last:
-                    out += f"  r{u}_{lane} = {self.merge(last, f'r{u}_{lane}')};\n"
-                last = f"r{u}_{lane}"
-        out += f"  let front = {self.merge('acc0', self.bring(last))};\n  acc0 = {self.merge('acc0', 'team_all')};\n"
-        if self.form.stage == "sums":
-            return out + "}\n"
-        for u in range(n):
-            values = [self.merge("front", f"r{u}_{lane}") for lane in range(self.form.width)]
+            order = self.order()
+            for before, lane in pairwise(order):
+                out += f"  r{u}_{lane} = {self.merge(f'r{u}_{before}', f'r{u}_{lane}')};\n"
+            last = f"r{u}_{order[-1]}"
+            if sums:
+                out += f"  mine = {self.merge('mine', last)};\n"
+                continue
+            out += f"  let front{u} = {self.merge('acc0', self.bring(last))};\n  acc0 = {self.merge('acc0', 'team_all')};\n"
+            values = [self.merge(f"front{u}", f"r{u}_{lane}") for lane in range(self.form.width)]
             sets = "".join(f"let f{u}_{lane} = {v}; " for lane, v in enumerate(values))
-            out += f"  if (i + {u}u < hi) {{ {sets}{self.store(u, [f'f{u}_{lane}' for lane in range(self.form.width)])} }}\n"
-        return out + "}\n"
+            out += f"  if (i + {u * w}u < hi) {{ {sets}{self.store(u, [f'f{u}_{lane}' for lane in range(self.form.width)])} }}\n"
+        return out + "}\n" + (f"let unused = {self.bring('mine')};\nacc0 = team_all;\n" if sums else "")

@@ -2,7 +2,8 @@
 
 In: a Call with values [T, D] and indices [T], perhaps after a base [S, D]. Out: launches that sort the indices (sort.py),
 clear the output or copy the base to it, combine runs of equal indices within blocks of tokens, and join the runs that cross
-blocks. A block has about sqrt(T) tokens, so one index that owns every token costs 2*sqrt(T) steps in a row, not T.
+blocks. A block has about sqrt(T) tokens, so one index that owns every token costs 2*sqrt(T) steps in a row, not T. Where there
+are few columns, a GPU's workgroup shares a block. Values of one word are sorted along with the indices; others are read by position.
 Deterministic: no atomics, and tokens of one index are taken in their order ('last' keeps the last of them).
 """
 
@@ -22,10 +23,14 @@ from .monoid import HIGHEST, LOWEST
 from .move import contiguous, copies
 from .operand import Operand, bind, declare, stride_over
 
+NARROW = 4  # columns (fours of them) up to which a GPU's workgroup shares a block
+TEAM = 256  # invocations of such a workgroup
+EACH = 8  # tokens that each of them takes
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentForm:
-    """Everything the source of a summing kernel depends on. `stage`: clear, blocks or join."""
+    """Everything the source of a summing kernel depends on. `stage`: clear, blocks, teams or join."""
 
     stage: str
     operands: tuple[Operand, ...]
@@ -57,6 +62,13 @@ class _Segments:
     size: int
     width: int
     temps: tuple[int, ...]
+    moved: bool = False  # the values were sorted with the keys
+
+    @property
+    def words(self) -> bool:
+        """Whether the values are one word a token, side by side from the start of their buffer: then sorting moves them itself."""
+        plain = not self.values.offset and self.rows == 1 and T.fits([self.values], self.profile)
+        return self.columns == 1 and plain and self.values.dtype.itemsize == 4
 
     @property
     def accumulator(self) -> DType:
@@ -68,10 +80,17 @@ class _Segments:
         return len(self.call.inputs)
 
     @property
+    def teams(self) -> bool:
+        """Whether a workgroup shares a block: neighbouring invocations have neighbouring tokens, as there are few columns."""
+        return self.profile.family == "gpu" and self.columns // self.width <= NARROW
+
+    @property
     def block(self) -> int:
         """Tokens a block."""
+        if self.teams:
+            return TEAM * EACH
         root = math.isqrt(self.count)
-        return max(16, root) if self.profile.family == "cpu" else max(32, root // 4)  # a GPU wants more invocations
+        return max(16, root) if self.profile.family == "cpu" else max(32, root // 8)  # a GPU wants more invocations
 
     @property
     def blocks(self) -> int:
@@ -105,16 +124,19 @@ def lower(call: Call, profile: Profile) -> Lowered:
     found = _Segments(call, profile, values, base, number, rows, step, columns, count, size, 4 if wide else 1, ())
     if count == 0 or columns == 0:
         return Lowered(tuple(_clear(found)) if out.numel else ())
-    more, temps, keys, positions = _sorted(found, index, first + 1, temps)
+    more, temps, keys, positions, moved = _sorted(found, index, first + 1, temps)
+    if moved:
+        found = replace(found, values=Layout(values.dtype, (count,)), number=positions, rows=1)
     partial = len(temps)
     temps.append(2 * padded_bytes(found.blocks * columns, found.accumulator))
-    found = replace(found, temps=(keys, positions, TEMP(partial)))
+    found = replace(found, temps=(keys, 0 if moved else positions, TEMP(partial)), moved=moved)
     sums = [x for window in _windows(found) for x in _sums(found, *window)]
     return Lowered((*before, *more, *_clear(found), *sums), tuple(temps))
 
 
-def _sorted(found: _Segments, index: Layout, number: int, temps: list[int]) -> tuple[list[Launch], list[int], int, int]:
-    """Launches that make and sort the keys, all temporaries, and the bindings of sorted keys and positions."""
+def _sorted(found: _Segments, index: Layout, number: int, temps: list[int]) -> tuple[list[Launch], list[int], int, int, bool]:
+    """Launches that make and sort the keys, all temporaries, the bindings of sorted keys and positions, and whether the latter are
+    the values themselves."""
     before: list[Launch] = []
     temps = list(temps)
     stride = stride_over(index.shape, index.strides)
@@ -126,9 +148,11 @@ def _sorted(found: _Segments, index: Layout, number: int, temps: list[int]) -> t
     plan = sort.plan(found.count, bits, found.profile)
     base = len(temps)
     temps += [-(-found.count // 4) * 16, *plan.temps()]
+    payload = found.number if plan.carries and found.words else None
     before.append(_keys(found, index, number, stride, TEMP(base)))
-    made, keys, positions = sort.launches(plan, TEMP(base), (TEMP(base + 1), TEMP(base + 2), TEMP(base + 3), TEMP(base + 4)), found.profile)
-    return before + made, temps, keys, positions
+    numbers = (TEMP(base + 1), TEMP(base + 2), TEMP(base + 3), TEMP(base + 4))
+    made, keys, positions = sort.launches(plan, TEMP(base), numbers, found.profile, payload)
+    return before + made, temps, keys, positions, payload is not None
 
 
 def _keys(found: _Segments, index: Layout, number: int, stride: int, target: int) -> Launch:
@@ -151,22 +175,28 @@ def _keys(found: _Segments, index: Layout, number: int, stride: int, target: int
         trusted=True,
     )
     ranges = None if bound.ranges is None else (*bound.ranges, (0, 16))
-    return Launch(kernel, (*bound.numbers, STATUS), T.grid(-(-padded // 64)), T.pack(words), T.scalar_entries(call, (), True), ranges)
+    return Launch(kernel, (*bound.numbers, STATUS), T.grid(-(-padded // 256)), T.pack(words), T.scalar_entries(call, (), True), ranges)
 
 
 def _keys_source(operands: tuple[Operand, ...], access: tuple[str, ...], ignore: bool, wrap: bool) -> str:
     index, keys = operands
     out = declare(operands, access) + T.uniform(len(access) + 1, ("count", "padded", "size", "at", "step", "ignored"))
     out += T.scalar_block((), True) + T.status(len(access))
-    return out + (
-        "@compute @workgroup_size(64)\nfn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {\n"
-        f"let id = (group.y * {T.FOLD}u + group.x) * 64u + thread;\nif (id >= p.padded) {{ return; }}\nvar key = 0xffffffffu;\n"
-        f"if (id < p.count) {{\n  let asked = i32({index.part(index.entry('p.at + id * p.step'), 0)});\n  var found = asked;\n"
-        + ("  if (found < 0i) { found = found + i32(p.size); }\n" if wrap else "")
-        + ("  let counts = asked != i32(p.ignored);\n" if ignore else "  let counts = true;\n")
-        + "  key = select(p.size, u32(found), counts && u32(found) < p.size);\n"
-        "  if (counts && u32(found) >= p.size) { status_report(asked, i32(p.size)); }\n}\n"
-        f"{keys.entry('id')} = key;\n}}\n"
+    return (
+        out
+        + (
+            "@compute @workgroup_size(64)\n"
+            "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {\n"
+            "for (var j = 0u; j < 4u; j = j + 1u) {\n"  # workgroups cost more than turns
+            f"let id = ((group.y * {T.FOLD}u + group.x) * 4u + j) * 64u + thread;\n"
+            "if (id >= p.padded) { break; }\nvar key = 0xffffffffu;\n"
+            f"if (id < p.count) {{\n  let asked = i32({index.part(index.entry('p.at + id * p.step'), 0)});\n  var found = asked;\n"
+            + ("  if (found < 0i) { found = found + i32(p.size); }\n" if wrap else "")
+            + ("  let counts = asked != i32(p.ignored);\n" if ignore else "  let counts = true;\n")
+            + "  key = select(p.size, u32(found), counts && u32(found) < p.size);\n"
+            "  if (counts && u32(found) >= p.size) { status_report(asked, i32(p.size)); }\n}\n"
+            f"{keys.entry('id')} = key;\n}}\n}}\n"
+        )
     )
 
 
@@ -214,8 +244,9 @@ def _sums(found: _Segments, low: int, high: int) -> list[Launch]:
     values = (Operand("values", found.values.dtype, found.accumulator, width=found.width), found.number, found.values)
     writes = (Operand("partial", found.accumulator, write=True, width=found.width), partial, kept)
     reads = (Operand("partial", found.accumulator, width=found.width), partial, kept)
-    blocks = [sorted_keys, (Operand("positions", uint32), positions, padded), values, writes, out]
-    made = [_launch(found, "blocks", blocks, (low, high), total)]
+    order = [] if found.moved else [(Operand("positions", uint32), positions, padded)]
+    blocks = [sorted_keys, *order, values, writes, out]
+    made = [_launch(found, "teams" if found.teams else "blocks", blocks, (low, high), total)]
     if found.blocks > 1:
         made.append(_launch(found, "join", [sorted_keys, reads, out], (low, high), total))
     return made
@@ -235,7 +266,7 @@ def _launch(found: _Segments, stage: str, items: list[tuple[Operand, int, Layout
     values_at = found.values.offset - shift.get("values", 0)
     words = [total, found.columns // w, found.count, found.block, low, high, out_at // w, values_at // w, found.rows // w]
     words += [found.step if w == 1 else 1, found.blocks * (found.columns // w)]
-    each = 4 * T.WORKGROUP if stage == "clear" else 64
+    each = {"clear": 4 * T.WORKGROUP, "teams": 1}.get(stage, 64)
     return Launch(kernel, bound.numbers, T.grid(-(-total // each)), T.pack(words), (), bound.ranges)
 
 
@@ -256,6 +287,9 @@ def _source(form: SegmentForm, profile: Profile) -> str:
         code += _give(form, out, vector)
     if form.stage == "clear":
         code += T.entry(profile) + _clear_body(out) + "}\n"
+    elif form.stage == "teams":
+        code += f"var<workgroup> sums: array<{vector}, {TEAM}>;\nvar<workgroup> begins: array<u32, {TEAM}>;\n"
+        code += T.entry(profile, TEAM) + "let id = group;\nif (id >= p.total) { return; }\n" + _teams_body(named, vector) + "}\n"
     else:
         code += T.entry(profile, 64) + "let id = group * 64u + local;\nif (id >= p.total) { return; }\n"
         code += (_blocks_body(named, vector, form.unroll) if form.stage == "blocks" else _join_body(named)) + "}\n"
@@ -323,9 +357,9 @@ if (goes_on) {{ {partial.entry("p.tails + id")} = sum; }} else {{ give(key, colu
 
 def _token(named: dict[str, Operand], vector: str, u: int) -> str:
     """Load the key and the value of token t + u (of the last one beyond the block's end)."""
-    keys, values, positions = named["keys"], named["values"], named["positions"]
+    keys, values, positions = named["keys"], named["values"], named.get("positions")
     at = f"min(t + {u}u, end - 1u)" if u else "t"
-    row = f"p.values_at + {positions.entry(f'at{u}')} * p.values_row + column * p.values_step"
+    row = f"p.values_at + {positions.entry(f'at{u}') if positions else f'at{u}'} * p.values_row + column * p.values_step"
     parts = [values.part(f"row{u}", i) for i in range(values.width)]
     value = parts[0] if values.width == 1 else f"{vector}({', '.join(parts)})"
     return f"  let at{u} = {at}; let k{u} = {keys.entry(f'at{u}')}; let row{u} = {values.entry(row)}; let value{u} = {value};\n"
@@ -335,6 +369,37 @@ def _take(partial: Operand, u: int) -> str:
     """Take in token t + u, after settling the run that it ends."""
     settle = f"if (begun) {{ {partial.entry('id')} = sum; }} else {{ give(key, column, sum); }}"
     return f"if (k{u} != key) {{ {settle} key = k{u}; begun = false; sum = nothing(); }} sum = combine(sum, value{u});"
+
+
+def _teams_body(named: dict[str, Operand], vector: str) -> str:
+    """As _blocks_body, but each invocation takes EACH neighbouring tokens: what the last run in it and the invocations before it
+    has come to is found by a segmented scan, and then its tokens are walked again from there."""
+    keys, partial = named["keys"], named["partial"]
+    out = "let block = id / p.columns;\nlet column = id - block * p.columns;\nlet start = block * p.block;\n"
+    out += f"let end = min(p.count, start + p.block);\nlet t = start + local * {EACH}u;\n"
+    out += f"var old = {keys.entry('start')};\nvar cut = false;\n"
+    out += f"if (start > 0u) {{ cut = {keys.entry('start - 1u')} == old; }}\nlet since = cut;\n"
+    out += f"if (local > 0u && t < end) {{ old = {keys.entry('t - 1u')}; }}\nlet before = old;\nvar sum = nothing();\nvar begun = 0u;\n"
+    for u in range(EACH):
+        out += _token(named, vector, u).replace("let at0 = t;", "let at0 = min(t, end - 1u);")
+        renew = f"if (k{u} != old) {{ begun = 1u; sum = nothing(); old = k{u}; }}"
+        out += f"  if (t + {u}u < end) {{ {renew} sum = combine(sum, value{u}); }}\n"
+    out += "sums[local] = sum;\nbegins[local] = begun;\nworkgroupBarrier();\n"
+    out += f"for (var h = 1u; h < {TEAM}u; h = h << 1u) {{\n  var other = nothing();\n  var flag = begins[local];\n  let own = flag;\n"
+    out += "  if (local >= h) { other = sums[local - h]; flag = flag | begins[local - h]; }\n  workgroupBarrier();\n"
+    out += "  if (own == 0u) { sums[local] = combine(other, sums[local]); }\n  begins[local] = flag;\n  workgroupBarrier();\n}\n"
+    out += "sum = nothing();\nbegun = 0u;\nif (local > 0u) { sum = sums[local - 1u]; begun = begins[local - 1u]; }\n"
+    out += "cut = since && begun == 0u;\nold = before;\n"
+    for u in range(EACH):
+        settle = f"if (cut) {{ {partial.entry('id')} = sum; }} else {{ give(old, column, sum); }}"
+        renew = f"if (k{u} != old) {{ {settle} cut = false; sum = nothing(); old = k{u}; }}"
+        out += f"if (t + {u}u < end) {{ {renew} sum = combine(sum, value{u}); }}\n"
+    return out + (
+        f"if (t >= end || t + {EACH}u < end) {{ return; }}\nvar goes_on = false;\n"
+        f"if (end < p.count) {{ goes_on = {keys.entry('end')} == old; }}\n"
+        f"if (cut) {{ {partial.entry('id')} = sum; return; }}\n"
+        f"if (goes_on) {{ {partial.entry('p.tails + id')} = sum; }} else {{ give(old, column, sum); }}\n"
+    )
 
 
 def _join_body(named: dict[str, Operand]) -> str:

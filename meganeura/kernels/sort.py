@@ -55,6 +55,11 @@ class SortPlan:
         return 1 if self.ranked or self.whole else max(1, -(-self.bits // self.digit))
 
     @property
+    def carries(self) -> bool:
+        """Whether words can be moved with the keys in place of positions."""
+        return not self.ranked and not self.whole
+
+    @property
     def pitch(self) -> int:
         """Keys from row to row: rows to be ranked are read by fours."""
         return -(-self.count // 4) * 4 if self.ranked else self.count
@@ -74,8 +79,11 @@ def plan(count: int, bits: int, profile: Profile, rows: int = 1) -> SortPlan:
     return SortPlan(count, bits, ranked, W.run_of(profile), rows, 8 if bits > 4 else 4, True, whole)
 
 
-def launches(sort: SortPlan, keys: int, temps: tuple[int, int, int, int], profile: Profile) -> tuple[list[Launch], int, int]:
+def launches(
+    sort: SortPlan, keys: int, temps: tuple[int, int, int, int], profile: Profile, payload: int | None = None
+) -> tuple[list[Launch], int, int]:
     """Launches that sort the keys in binding `keys`, and the bindings of the sorted keys and their positions in their rows.
+    With `payload`, a binding of a word a key, these words are moved in place of positions (by SortPlan.carries only).
 
     `temps`: binding numbers of the temporaries that SortPlan.temps sizes. Keys are `SortPlan.pitch` apart from row to row,
     sorted keys and positions as many as there are. The keys' buffer is overwritten.
@@ -93,7 +101,10 @@ def launches(sort: SortPlan, keys: int, temps: tuple[int, int, int, int], profil
         groups = T.grid(sort.rows * sort.runs if sort.team else -(-sort.rows * sort.runs // 64))
         out.append(_counted(sort, (source[0], counts), groups, params))
         out += _places(sort, counts, profile)
-        out.append(_scattered(sort, i == 0, (source, target, counts), groups, params))
+        if i == 0 and payload is not None:
+            out.append(_scattered(sort, False, ((source[0], payload), target, counts), groups, params))
+        else:
+            out.append(_scattered(sort, i == 0, (source, target, counts), groups, params))
         source, target = target, source
     return out, source[0], source[1]
 
@@ -110,7 +121,7 @@ def _ranked(sort: SortPlan, bindings: tuple[int, int, int]) -> Launch:
 def _whole(sort: SortPlan, bindings: tuple[int, int, int]) -> Launch:
     each = 4 if sort.count <= 4 * W.TEAM else 8
     team = max(32, 1 << (-(-sort.count // each) - 1).bit_length())
-    kernel = _kernel(("row", team, each), ("read", "read_write", "read_write"), lambda profile: W.row_team(team, each))
+    kernel = _kernel(("row", team, each), ("read", "read_write", "read_write"), lambda profile: W.row_team(team, each, profile))
     return Launch(kernel, bindings, T.grid(sort.rows), T.pack([sort.rows, sort.count, sort.bits]))
 
 
@@ -124,8 +135,8 @@ def _places(sort: SortPlan, counts: int, profile: Profile) -> list[Launch]:
     """Counts to places: within tiles, then the tiles' totals, which the next launch adds."""
     alone = profile.family == "cpu"
     width = 64 if alone else 256
-    tiles = _kernel(("tiles", alone), ("read_write",), lambda profile: W.tiles_alone() if alone else W.tiles())
-    totals = _kernel(("totals", width), ("read_write",), lambda profile: W.totals(width))
+    tiles = _kernel(("tiles", alone), ("read_write",), lambda profile: W.tiles_alone() if alone else W.tiles(profile))
+    totals = _kernel(("totals", width), ("read_write",), lambda profile: W.totals(width, profile))
     params = T.pack([sort.counts, sort.tiles])
     grid = T.grid(-(-sort.tiles // 64) if alone else sort.tiles)
     return [Launch(tiles, (counts,), grid, params), Launch(totals, (counts,), (1, 1, 1), params)]

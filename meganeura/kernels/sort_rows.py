@@ -14,7 +14,7 @@ from ..errors import DeviceError
 from ..shape import contiguous_strides, numel
 from ..storage import Layout
 from . import pointwise, sort
-from .kernel import TEMP, Call, Lowered, Profile
+from .kernel import TEMP, Call, Launch, Lowered, Profile
 
 if TYPE_CHECKING:
     from ..ops.table import Op
@@ -52,6 +52,17 @@ def key_of(dtype: DType, descending: bool) -> tuple[int, str]:
     return bits, f"({code}) ^ {hex((1 << bits) - 1)}u" if descending else code
 
 
+def keys(x: Layout, pitch: int, descending: bool, target: int, profile: Profile) -> list[Launch]:
+    """Launches that write the keys of operand 0, laid out as x, to binding `target`: rows of the last dimension, `pitch` apart."""
+    _, code = key_of(x.dtype, descending)
+    strides = (*(s * pitch for s in contiguous_strides(x.shape[:-1])), 1) if x.shape else ()
+    made = Call(_KEYS, ("source",), (x,), (Layout(uint32, x.shape, strides),), (x.dtype,))
+    return [
+        replace(launch, bindings=tuple((0, target)[b] for b in launch.bindings))
+        for launch in pointwise.launches(made, (("result", "u32", code),), ("result",), profile)
+    ]
+
+
 def lower(call: Call, profile: Profile) -> Lowered:
     """Launches for sort: the place of each element in order, int64."""
     x, out = call.inputs[0], call.outputs[0]
@@ -61,15 +72,9 @@ def lower(call: Call, profile: Profile) -> Lowered:
     if not out.contiguous or out.offset or call.alias:
         raise DeviceError(f"{call.op.name}: the output must be a tensor of its own, not {out!r}")
     count, rows = (x.shape[-1], numel(x.shape[:-1])) if x.shape else (1, 1)
-    bits, code = key_of(x.dtype, call.attrs["descending"])
-    plan = sort.plan(count, bits, profile, rows)
-    strides = (*(s * plan.pitch for s in contiguous_strides(x.shape[:-1])), 1) if x.shape else ()
-    keys = Layout(uint32, x.shape, strides)
-    made = Call(_KEYS, ("source",), (x,), (keys,), (x.dtype,))
-    first = [
-        replace(launch, bindings=tuple((0, TEMP(0))[b] for b in launch.bindings))
-        for launch in pointwise.launches(made, (("result", "u32", code),), ("result",), profile)
-    ]
+    descending = call.attrs["descending"]
+    plan = sort.plan(count, key_of(x.dtype, descending)[0], profile, rows)
+    first = keys(x, plan.pitch, descending, TEMP(0), profile)
     last = plan.passes % 2  # the passes write their positions to two buffers in turn; the last one to the output
     temps = (TEMP(1), 1 if last else TEMP(2), TEMP(2) if last else 1, TEMP(3))
     sizes = plan.temps()

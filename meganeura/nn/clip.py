@@ -1,4 +1,5 @@
-"""Gradient clipping, without waiting for the device: norms and factors stay tensors, and many gradients share a dispatch."""
+"""Gradient clipping, and parameters as one vector, without waiting for the device: norms and factors stay tensors, and many
+gradients share a dispatch."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ..dtype import float32, int64
 from ..errors import GradientError
 from ..ops.clipping import scale_update, tensor_norms
 from ..ops.factory import zeros
-from ..ops.views import stack
+from ..ops.views import cat, stack
 from ..provenance import site
 from ..tensor import Tensor, upload
 
@@ -113,3 +114,17 @@ def adaptive_clip_grad_(parameters: Tensor | Iterable[Tensor], clip: float = 0.0
         grads = [p.grad for p in members if p.grad is not None]
         most = _norms(members, 2.0).clamp(min=float(pmin)).mul(float(clip))
         _scale(grads, most.div(_norms(grads, 2.0).clamp(min=1e-6)).clamp(max=1.0))
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
+    """All parameters, one after another. -> [elements]."""
+    return cat([p.reshape(-1) for p in parameters])
+
+
+def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Write a vector's elements into the parameters, one after another. [elements]."""
+    at = 0
+    with no_grad():
+        for p in parameters:
+            p.copy_(vec.detach()[at : at + p.numel()].reshape(p.shape))
+            at += p.numel()

@@ -1,4 +1,6 @@
-"""Every op and composite of the table as a function, as torch.nn.functional has them: nothing is written twice."""
+"""Every op and composite of the table as a function, as torch.nn.functional has them: nothing is written twice.
+
+Imported by name is only what has another meaning here than as a method of tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ops.alias import ALIASES
+from ..ops.sliding import fold, unfold
 from ..ops.table import COMPOSITES, REGISTRY
+from .linear_loss import linear_cross_entropy
+
+__all__ = ["fold", "linear_cross_entropy", "unfold"]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -19,4 +25,4 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*COMPOSITES, *(name for name, row in REGISTRY.items() if row.public)})
+    return sorted({*__all__, *COMPOSITES, *(name for name, row in REGISTRY.items() if row.public)})

@@ -164,3 +164,34 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None =
     with no_grad():
         tensor.copy_(upload(values.astype(np.float32).reshape(tensor.shape), float32))
     return tensor
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Kernels that pass channels on unchanged, within each group. [out, in, *kernel] of 3 to 5 dimensions."""
+    if tensor.ndim not in (3, 4, 5):
+        raise ShapeError(f"dirac_ needs 3 to 5 dimensions, got shape {list(tensor.shape)}\n  at {site()}")
+    if tensor.shape[0] % groups:
+        raise ShapeError(f"dirac_: {tensor.shape[0]} outputs do not split into {groups} groups\n  at {site()}")
+    values = np.zeros(tensor.shape, np.float32)
+    out = tensor.shape[0] // groups
+    middle = tuple(k // 2 for k in tensor.shape[2:])
+    for g in range(groups):
+        for d in range(min(out, tensor.shape[1])):
+            values[(g * out + d, d, *middle)] = 1.0
+    with no_grad():
+        tensor.copy_(upload(values, float32))
+    return tensor
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
+    """Normal values, of which the part `sparsity` of each column is 0. Drawn on the host. [n, m]. Source: Martens 2010."""
+    if tensor.ndim != 2:
+        raise ShapeError(f"sparse_ needs 2 dimensions, got shape {list(tensor.shape)}\n  at {site()}")
+    rows, columns = tensor.shape
+    rng = np.random.default_rng((generator or default_generator).reserve(tensor.numel()))
+    values = rng.normal(0.0, std, (rows, columns))
+    for j in range(columns):
+        values[rng.permutation(rows)[: math.ceil(sparsity * rows)], j] = 0.0
+    with no_grad():
+        tensor.copy_(upload(values.astype(np.float32), float32))
+    return tensor

@@ -6,6 +6,8 @@ from typing import Any
 
 from ..tensor import Tensor
 from . import functional as F
+from .basic import Linear
+from .linear_loss import LinearCrossEntropyOptions
 from .module import Module
 
 
@@ -32,6 +34,47 @@ class CrossEntropyLoss(_Loss):
             input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )  # fmt: skip
+
+
+class LinearCrossEntropyLoss(_Loss):
+    """A linear layer [num_classes, in_features] and the cross entropy of the logits that it makes; with `options` some rows at a
+    time, so that the logits never exist together. [N, in_features], [N] or [N, num_classes] -> [] ([N] for 'none')."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: LinearCrossEntropyOptions | None = None,
+    ) -> None:
+        super().__init__(reduction)
+        self.register_buffer("weight", weight)
+        self.num_classes, self.ignore_index, self.label_smoothing, self.options = num_classes, ignore_index, label_smoothing, options
+        self.linear = Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor, target: Tensor) -> Any:
+        return F.linear_cross_entropy(
+            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight, reduction=self.reduction,
+            ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, options=self.options,
+        )  # fmt: skip
+
+
+class CTCLoss(_Loss):
+    """Connectionist temporal classification. [T, N, C] log probabilities, [N, S] or [sum] targets, lengths [N] -> [] ([N])."""
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(reduction)
+        self.blank, self.zero_infinity = blank, zero_infinity
+
+    def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Any:
+        return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction, self.zero_infinity)
 
 
 class NLLLoss(_Loss):

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 from ..dispatch import state
 from ..dtype import DType, float16, float32
 from ..dtype import dtype as as_dtype
+from ..provenance import WATCHERS
 from ..tensor import Tensor, _Handle, state_epoch
 from . import state_dict as states
 from . import summary as summaries
 from .parameter import Buffer, Parameter, drop_grad
+from .path import enter, leave
 
 Self = TypeVar("Self", bound="Module")
 _PLAIN = (bool, int, float, str, bytes, type(None), DType)
@@ -37,15 +39,20 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if state.interpreter is not None:
             state.interpreter.observe(self)
-        for before in self.__dict__["_forward_pre_hooks"]:
-            changed = before(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
-        for after in self.__dict__["_forward_hooks"]:
-            changed = after(self, args, result)
-            result = result if changed is None else changed
-        return result
+        outside = enter(self) if WATCHERS[0] else None
+        try:
+            for before in self.__dict__["_forward_pre_hooks"]:
+                changed = before(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+            result = self.forward(*args, **kwargs)
+            for after in self.__dict__["_forward_hooks"]:
+                changed = after(self, args, result)
+                result = result if changed is None else changed
+            return result
+        finally:
+            if outside is not None:
+                leave(outside)
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> Any:
         """Call hook(module, args) before forward; what it returns, if anything, replaces the arguments."""
@@ -83,7 +90,8 @@ class Module:
             self._check_replacement(name, value, table)
         if table is None:
             old = fields.get(name, fields)
-            if old is value or (type(old) is type(value) and isinstance(value, _PLAIN) and old == value):
+            equal = type(old) is type(value) and isinstance(value, _PLAIN) and old == value
+            if old is value or (equal and (value or repr(old) == repr(value))):  # 0.0 == -0.0, and is another number
                 return
             object.__setattr__(self, name, value)
         else:
@@ -292,6 +300,9 @@ class Module:
 
     def __repr__(self) -> str:
         return summaries.module_repr(self)
+
+    def _repr_html_(self) -> str:
+        return summaries.module_html(self)
 
     def summary(self) -> str:
         """A table of all layers: path, class, parameters; then totals and bytes."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ShapeError
 from ..tensor import Tensor
 from . import functional as F
 from .module import Module
+
+_SIZES = {1: "[*, n] -> [*, m]", 2: "[*, h, w] -> [*, h', w']", 3: "[*, d, h, w] -> [*, d', h', w']"}
 
 
 class _Pad(Module):
@@ -44,24 +46,6 @@ class _ConstantPad(_Pad):
         return f"padding={self.padding}, value={self.value}"
 
 
-class ConstantPad1d(_ConstantPad):
-    """One value around the last dimension. [*, n] -> [*, m]."""
-
-    dims = 1
-
-
-class ConstantPad2d(_ConstantPad):
-    """One value around the last 2 dimensions. [*, h, w] -> [*, h', w']."""
-
-    dims = 2
-
-
-class ConstantPad3d(_ConstantPad):
-    """One value around the last 3 dimensions. [*, d, h, w] -> [*, d', h', w']."""
-
-    dims = 3
-
-
 class _ZeroPad(_ConstantPad):
     def __init__(self, padding: int | Sequence[int]) -> None:
         super().__init__(padding, 0.0)
@@ -70,85 +54,48 @@ class _ZeroPad(_ConstantPad):
         return str(self.padding)
 
 
-class ZeroPad1d(_ZeroPad):
-    """Zeros around the last dimension. [*, n] -> [*, m]."""
-
-    dims = 1
-
-
-class ZeroPad2d(_ZeroPad):
-    """Zeros around the last 2 dimensions. [*, h, w] -> [*, h', w']."""
-
-    dims = 2
+def _classes(name: str, base: type[_Pad], mode: str, what: str) -> None:
+    """The classes of one kind of border, named name + '1d' and so on."""
+    for dims, sizes in _SIZES.items():
+        made = f"{name}{dims}d"
+        doc = f"{what} of the last dimension{'s' if dims > 1 else ''}. {sizes}."
+        globals()[made] = type(made, (base,), {"dims": dims, "mode": mode, "__doc__": doc, "__module__": __name__})
 
 
-class ZeroPad3d(_ZeroPad):
-    """Zeros around the last 3 dimensions. [*, d, h, w] -> [*, d', h', w']."""
+_classes("ConstantPad", _ConstantPad, "constant", "One value around the ends")
+_classes("ZeroPad", _ZeroPad, "constant", "Zeros around the ends")
+_classes("ReflectionPad", _Pad, "reflect", "A mirror image, which does not repeat the edges, at the ends")
+_classes("ReplicationPad", _Pad, "replicate", "The edges repeated at the ends")
+_classes("CircularPad", _Pad, "circular", "What comes round again at the ends")
 
-    dims = 3
+if TYPE_CHECKING:
 
+    class ConstantPad1d(_ConstantPad): ...
 
-class _ReflectionPad(_Pad):
-    mode = "reflect"
+    class ConstantPad2d(_ConstantPad): ...
 
+    class ConstantPad3d(_ConstantPad): ...
 
-class ReflectionPad1d(_ReflectionPad):
-    """The last dimension mirrored at its edges, which are not repeated. [*, n] -> [*, m]."""
+    class ZeroPad1d(_ZeroPad): ...
 
-    dims = 1
+    class ZeroPad2d(_ZeroPad): ...
 
+    class ZeroPad3d(_ZeroPad): ...
 
-class ReflectionPad2d(_ReflectionPad):
-    """The last 2 dimensions mirrored at their edges. [*, h, w] -> [*, h', w']."""
+    class ReflectionPad1d(_Pad): ...
 
-    dims = 2
+    class ReflectionPad2d(_Pad): ...
 
+    class ReflectionPad3d(_Pad): ...
 
-class ReflectionPad3d(_ReflectionPad):
-    """The last 3 dimensions mirrored at their edges. [*, d, h, w] -> [*, d', h', w']."""
+    class ReplicationPad1d(_Pad): ...
 
-    dims = 3
+    class ReplicationPad2d(_Pad): ...
 
+    class ReplicationPad3d(_Pad): ...
 
-class _ReplicationPad(_Pad):
-    mode = "replicate"
+    class CircularPad1d(_Pad): ...
 
+    class CircularPad2d(_Pad): ...
 
-class ReplicationPad1d(_ReplicationPad):
-    """The edges of the last dimension repeated. [*, n] -> [*, m]."""
-
-    dims = 1
-
-
-class ReplicationPad2d(_ReplicationPad):
-    """The edges of the last 2 dimensions repeated. [*, h, w] -> [*, h', w']."""
-
-    dims = 2
-
-
-class ReplicationPad3d(_ReplicationPad):
-    """The edges of the last 3 dimensions repeated. [*, d, h, w] -> [*, d', h', w']."""
-
-    dims = 3
-
-
-class _CircularPad(_Pad):
-    mode = "circular"
-
-
-class CircularPad1d(_CircularPad):
-    """The last dimension as a ring. [*, n] -> [*, m]."""
-
-    dims = 1
-
-
-class CircularPad2d(_CircularPad):
-    """The last 2 dimensions as rings. [*, h, w] -> [*, h', w']."""
-
-    dims = 2
-
-
-class CircularPad3d(_CircularPad):
-    """The last 3 dimensions as rings. [*, d, h, w] -> [*, d', h', w']."""
-
-    dims = 3
+    class CircularPad3d(_Pad): ...

@@ -158,3 +158,31 @@ class FeatureAlphaDropout(Dropout):
 
     def forward(self, input: Tensor) -> Any:
         return F.feature_alpha_dropout(input, self.p, self.training, self.inplace)
+
+
+class Unfold(Module):
+    """Every block of an image in a column. [N, C, H, W] or [C, H, W] -> [N, C * kh * kw, L] or [C * kh * kw, L]."""
+
+    def __init__(self, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> None:
+        super().__init__()
+        self.kernel_size, self.dilation, self.padding, self.stride = kernel_size, dilation, padding, stride
+
+    def forward(self, input: Tensor) -> Any:
+        return F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
+
+
+class Fold(Unfold):
+    """An image from columns of its blocks, overlaps added up. [N, C * kh * kw, L] or [C * kh * kw, L] -> [N, C, H, W] or [C, H, W]."""
+
+    def __init__(self, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> None:
+        super().__init__(kernel_size, dilation, padding, stride)
+        self.output_size = output_size
+
+    def forward(self, input: Tensor) -> Any:
+        return F.fold(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
+
+    def extra_repr(self) -> str:
+        return f"output_size={self.output_size}, {super().extra_repr()}"

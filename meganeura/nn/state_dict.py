@@ -102,8 +102,10 @@ def fingerprint(module: Module) -> Any:
 
 def _frozen(value: Any) -> Any:
     """A hashable stand-in: the value itself where it is plain, containers item by item, identity for anything else."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, DType)):
+    if value is None or isinstance(value, (bool, int, str, bytes, DType)):
         return type(value).__name__, value
+    if isinstance(value, (float, complex)):
+        return type(value).__name__, repr(value)  # -0.0 is another number than 0.0, NaN the same as NaN
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(v) for v in value)
     if isinstance(value, dict):

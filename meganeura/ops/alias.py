@@ -22,5 +22,6 @@ ALIASES = {
     "negative": "neg",
     "not_equal": "ne",
     "subtract": "sub",
+    "trapz": "trapezoid",
     "true_divide": "div",
 }

@@ -16,6 +16,11 @@ class Archetype:
 
     fusable = False
 
+    def inplace_ok(self, name: str) -> bool:
+        """Whether an output may be written over the input of this name, laid out as the output is: every element of it
+        must be read only by the invocation that then writes it (or, in rows, before the row's first write)."""
+        return False
+
 
 @dataclass(frozen=True)
 class Pointwise(Archetype):
@@ -34,6 +39,9 @@ class Pointwise(Archetype):
     types: str = "promote"
     fusable = True
 
+    def inplace_ok(self, name: str) -> bool:
+        return True
+
     def expression(self, kind: str) -> str:
         """The expression for a compute kind; KeyError if there is none."""
         return self.expr if isinstance(self.expr, str) else self.expr[kind]
@@ -48,6 +56,9 @@ class Chain(Archetype):
     results: tuple[str, ...]
     fusable = True
 
+    def inplace_ok(self, name: str) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Reduce(Archetype):
@@ -56,11 +67,20 @@ class Reduce(Archetype):
     `pre` maps an element before combining; `post` maps the accumulator {acc} ({n}: number of elements as f32) before
     storing. 'moments' gives {mean} and {m2} (sum of squared deviations) instead of {acc}. max, min, argmax and argmin
     let NaN win and take the first of equals. Accumulation is f32 for floats, i32 or u32 otherwise.
+
+    Fusion (ops/fused_rows.py) adds the rest. `values`: elements to be reduced, several only for 'sum', instead of `pre`.
+    `results`: (number of the value, expression) an output, instead of `post`. Both may name `statements`, as in Chain.
+    `once`: inputs with one value a result. `type`: the WGSL type of what is reduced, where the first output does not say.
     """
 
     kind: str
     pre: str = ""
     post: str = "{acc}"
+    values: tuple[str, ...] = ()
+    results: tuple[tuple[int, str], ...] = ()
+    statements: tuple[tuple[str, str, str], ...] = ()
+    once: tuple[str, ...] = ()
+    type: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,7 +114,8 @@ class Row(Archetype):
     Inputs: `full` have the row's elements; `column` have one value a column (broadcast over rows); all others one
     value a row. Inputs that are absent (None attribute 'absent' lists their names) count as the text in `defaults`.
     Stages run in order; `element` outputs are stored per element, `per_row` outputs once a row (shape without `dim`,
-    contiguous). Provided: {n} row length (f32), {column} (u32).
+    contiguous). Provided: {n} row length (f32), {column} (u32). Fusion (ops/fused_rows.py) adds `statements`, as in
+    Chain, which expressions may name.
     """
 
     full: tuple[str, ...]
@@ -103,11 +124,45 @@ class Row(Archetype):
     element: tuple[str, ...] = ()  # expressions, one an element output
     per_row: tuple[str, ...] = ()  # expressions, one a row output; outputs are the element ones, then these
     defaults: Mapping[str, str] = field(default_factory=dict)
+    statements: tuple[tuple[str, str, str], ...] = ()
+
+    def inplace_ok(self, name: str) -> bool:
+        return name in self.full and all(s.kind != "pick" for s in self.stages)  # a pick reads what others write
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Pointwise statements (as in Chain) that a matrix product applies to its results before storing them, made by fusion.
+
+    `product` names the product in the statements; `results` are the names stored to the outputs, in order. All further
+    inputs and the outputs are laid out over the product's leading dimensions, then `rows` dimensions (1 or 2) that make
+    up M, then `cols` that make up N.
+    """
+
+    statements: tuple[tuple[str, str, str], ...]
+    results: tuple[str, ...]
+    product: str
+    rows: int = 1
+    cols: int = 1
 
 
 @dataclass(frozen=True)
 class Matmul(Archetype):
     """Batched matrix product [..., M, K] @ [..., K, N] -> [..., M, N]; leading dimensions broadcast. f32 accumulation."""
+
+    epilogue: Epilogue | None = None
+
+    def inplace_ok(self, name: str) -> bool:
+        return self.epilogue is not None and any(f"{{{name}}}" in expr for _, _, expr in self.epilogue.statements)
+
+
+@dataclass(frozen=True)
+class Conv(Archetype):
+    """A convolution of 1 to 3 spatial dimensions, or one of its gradients. role: 'output', 'input' or 'weight', the factor of
+    the trilinear form in ops/conv.py that is made from the two others. Attributes: stride, padding (in front), dilation,
+    groups. f32 accumulation. An optional input `bias` has one value a channel of the result."""
+
+    role: str
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dispatch import p_empty
-from ..dtype import DType
+from ..dtype import DType, float16
 from ..shape import Shape, broadcast_shapes
 from ..storage import Layout
 from .archetype import Chain, Pointwise
@@ -56,8 +56,10 @@ def statement(op: Op, name: str, arguments: Mapping[str, tuple[str, str]], compu
     body = kind.expression(types[0].kind if types else output.kind)
     if op.name == "sub" and types[0].kind == "f" and texts["input"] == texts["other"]:
         body = _VANISHED
-    body = _NAME.sub(lambda m: texts.get(m[1], m[0]), body)
-    return name, output.value, converted(f"({body})", expression_type(kind, types, output), output.value)
+    body = converted("(" + _NAME.sub(lambda m: texts.get(m[1], m[0]), body) + ")", expression_type(kind, types, output), output.value)
+    if output is float16 and types and types[0] is not float16:
+        body = f"round_f16({body})"  # a cast was asked for; between float16 ops a register may keep more
+    return name, output.value, body
 
 
 def chain_op(
@@ -66,8 +68,10 @@ def chain_op(
     inputs: Sequence[str],
     scalars: Sequence[tuple[str, str]],
     outputs: Sequence[DType],
+    parts: Sequence[str] = (),
 ) -> Op:
     """The row of a chain. Its arguments are the inputs (each loaded in its own dtype), then the scalars (name, WGSL type).
+    `parts`: the names of what it fused, for those who look at it.
 
     All outputs have the broadcast shape of the inputs. The row has no gradient: it is made after differentiation.
     """
@@ -84,7 +88,9 @@ def chain_op(
 
     params = [Param(n, OPERAND, "", p_empty) for n in inputs] + [Param(n, SCALAR, t, p_empty) for n, t in scalars]
     archetype = Chain(tuple(statements), tuple(results))
-    row = Op(f"chain{len(_cache)}", __name__, "Fused pointwise ops.", archetype, params, rule=rule, public=False, method=False)
+    name = f"chain{len(_cache)}"
+    fields = {"rule": rule, "public": False, "method": False, "shown": "+".join(parts) or name, "built": (chain_op, *key, tuple(parts))}
+    row = Op(name, __name__, "Fused pointwise ops.", archetype, params, **fields)
     if len(_cache) > 4096:
         _cache.clear()
     _cache[key] = row

@@ -15,8 +15,9 @@ from ..provenance import site
 from . import views
 from .host import host_row
 from .linalg import _mm, _real, _solve_triangular, _square, _swap, _t
+from .lu import inv_ex
 from .matmul import batched_matmul
-from .table import composite
+from .table import COMPOSITES, composite
 from .triangular import diag_embed, tril
 
 if TYPE_CHECKING:
@@ -321,8 +322,11 @@ def matrix_exp(input: Tensor) -> Tensor:
 
 
 def cond(A: Tensor, p: Any = None) -> Tensor:
-    """Condition number: the largest over the smallest singular value (p None or 2), the inverse for -2. [*, n, m] -> [*]."""
-    if p not in (None, 2, -2):
-        raise ShapeError(f"cond with p={p!r} does not exist here; there are None, 2 and -2\n  at {site()}")
-    s = svdvals(A)
-    return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+    """Condition number: the largest over the smallest singular value (p None or 2), the inverse for -2; for other norms ('fro', 'nuc', 1,
+    -1, inf, -inf) the norm of square matrices times that of their inverses, infinite for singular ones. [*, n, m] -> [*]."""
+    if p in (None, 2, -2):
+        s = svdvals(A)
+        return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+    norm = COMPOSITES["linalg_matrix_norm"]  # of reductions, which need this file
+    inverse, info = inv_ex(_square(A, "cond"))
+    return (norm(A, p) * norm(inverse, p)).masked_fill(info != 0, float("inf"))  # type: ignore[no-any-return]

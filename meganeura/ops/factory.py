@@ -241,7 +241,12 @@ def _like(fn: Any) -> Any:
 def random_words(elements: int, generator: Any = None) -> Sequence[Any]:
     """The four words (seed, offset) of one draw, taken from the generator at every execution."""
     gen = generator or _random.default_generator
-    return dispatch.current().host_scalars(lambda: gen.reserve(elements), 4)
+
+    def words() -> Sequence[Any]:
+        return dispatch.current().host_scalars(lambda: gen.reserve(elements), 4)
+
+    frame = dispatch.state.frame
+    return words() if frame is None else frame.draw(words)
 
 
 def _float(dtype: Any) -> DType:

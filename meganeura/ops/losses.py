@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ..errors import DTypeError, ShapeError
 from ..provenance import site
 from . import index, move, norm, pointwise
-from .activation import log_softmax
 from .arithmetic import square
+from .cross_entropy import cross_entropy_row, dense_cross_entropy_row, smooth_cross_entropy_row
 from .table import composite
 from .views import reshape, squeeze, unsqueeze
 
@@ -46,16 +46,15 @@ def cross_entropy(
 ) -> Tensor:
     """Cross entropy of logits. [N, C, *] with class indices [N, *] or probabilities [N, C, *] -> [] (or [N, *] for 'none')."""
     dim = 1 if input.ndim > 1 else 0
+    if weight is not None and weight.shape != (input.shape[dim] if input.ndim else 1,):
+        raise ShapeError(f"expected a weight for each of {input.shape[dim]} classes, got shape {list(weight.shape)}\n  at {site()}")
     if target.is_floating_point():
         return _dense_cross_entropy(input, target, weight, reduction, label_smoothing, dim)
     _classes(input, target)
-    if weight is not None or label_smoothing:
-        logp = log_softmax(input, dim)
-        loss = nll_loss(logp, target, weight, ignore_index, reduction)
-        if not label_smoothing:
-            return loss
-        return _smoothed(loss, logp, target, weight, ignore_index, reduction, label_smoothing, dim)
-    rows, _, kept = norm.cross_entropy_row(input, target, dim, ignore_index)
+    if label_smoothing:
+        rows, _, kept, _ = smooth_cross_entropy_row(input, weight, target, dim, ignore_index, label_smoothing)
+    else:
+        rows, _, kept = cross_entropy_row(input, weight, target, dim, ignore_index)
     if reduction == "mean":
         return _weighted_mean(rows, kept).to(input.dtype)
     return _reduced(rows.to(input.dtype), reduction)
@@ -66,32 +65,13 @@ def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
     return norm.ratio_row(reshape(rows, -1), reshape(weights, -1), 0)[0]  # type: ignore[no-any-return]
 
 
-def _smoothed(
-    loss: Tensor, logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float, dim: int
-) -> Tensor:
-    spread = logp if weight is None else logp * reshape(weight, *(-1 if d == dim else 1 for d in range(logp.ndim)))
-    kept = (target != ignore_index).to(logp.dtype)
-    flat = -spread.sum(dim) * kept
-    if reduction == "mean":
-        total = kept.sum() if weight is None else (_class_weights(weight, target, ignore_index) * kept).sum()
-        flat = flat.sum() / total
-    elif reduction == "sum":
-        flat = flat.sum()
-    return loss * (1.0 - smoothing) + flat * (smoothing / logp.shape[dim])  # type: ignore[no-any-return]
-
-
 def _dense_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float, dim: int) -> Tensor:
     if target.shape != input.shape:
         raise ShapeError(f"probability target of shape {list(target.shape)} does not fit input {list(input.shape)}\n  at {site()}")
-    if smoothing:
-        target = target * (1.0 - smoothing) + smoothing / input.shape[dim]
-    terms = log_softmax(input, dim) * target
-    if weight is not None:
-        terms = terms * reshape(weight, *(-1 if d == dim else 1 for d in range(input.ndim)))
-    rows = -terms.sum(dim)
+    rows, _, _ = dense_cross_entropy_row(input, target, weight, dim, smoothing)
     if reduction == "mean":
-        return rows.sum() / (rows.numel() or 1)  # type: ignore[no-any-return]
-    return _reduced(rows, reduction)
+        return (rows.sum() / (rows.numel() or 1)).to(input.dtype)  # type: ignore[no-any-return]
+    return _reduced(rows.to(input.dtype), reduction)
 
 
 def _class_weights(weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:

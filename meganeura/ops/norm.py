@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dispatch import is_grad_enabled
-from ..dtype import int64
 from ..shape import Shape, normalize_dims
 from .archetype import Row, Stage
-from .creation import ramp
 from .reduce import spread
-from .table import IntScalar, Scalar, op
+from .table import Scalar, op
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -250,79 +248,6 @@ def _rms_norm_grad_ref(grad: Any, input: Any, weight: Any, rstd: Any, dim: Shape
 )
 def rms_norm_grad(grad: Tensor, input: Tensor, weight: Tensor | None, rstd: Tensor, dim: Shape) -> Tensor:
     """Backward of rms norm for its input. [*, n], [*, n], [n], [*] -> [*, n]."""
-
-
-# ---- cross entropy ----
-
-
-def _pick(input: Any, target: Any, dim: int, ignore_index: int) -> Any:
-    safe = np.where(target == ignore_index, 0, target)
-    return np.take_along_axis(input, np.expand_dims(safe, dim), dim).squeeze(dim)
-
-
-def _cross_entropy_ref(input: Any, target: Any, dim: int, ignore_index: int) -> Any:
-    lse = np.squeeze(_lse(input, dim), dim)
-    return (
-        np.where(target == ignore_index, 0, lse - _pick(input, target, dim, ignore_index)),
-        lse,
-        np.where(target == ignore_index, 0.0, 1.0),
-    )
-
-
-def _cross_entropy_input(grad: Any, input: Any, target: Any, result1: Any, dim: int, ignore_index: Any) -> Any:
-    if not is_grad_enabled():
-        return cross_entropy_grad(input, target, result1, grad, dim, ignore_index)
-    scale = spread(grad * (target != ignore_index).to(grad.dtype), input.shape, dim, False)
-    return (log_softmax_row(input, dim).exp() - one_hot_like(input, target, dim)) * scale
-
-
-def one_hot_like(input: Any, target: Any, dim: int) -> Any:
-    """1 where the index along dim equals the target, else 0, in input's dtype and shape."""
-    shape = [1] * input.ndim
-    shape[dim] = input.shape[dim]
-    return (ramp(0, 1, (input.shape[dim],), int64).reshape(tuple(shape)) == target.unsqueeze(dim)).to(input.dtype)
-
-
-@op(
-    Row(
-        full=("input",),
-        stages=(Stage("z", "softmax", "{input}"), Stage("t", "pick", "{input}", index="target")),
-        per_row=(
-            "select(({z_max} + log_({z_sum})) - {t}, 0.0, {target} == {ignore_index})",
-            "{z_max} + log_({z_sum})",
-            "select(1.0, 0.0, {target} == {ignore_index})",
-        ),
-    ),
-    ref=_cross_entropy_ref,
-    grad={"input": _cross_entropy_input},
-    differentiable=(True, False, False),
-    static_index=False,
-    public=False,
-    torch=None,
-    shown="cross_entropy",
-)
-def cross_entropy_row(input: Tensor, target: Tensor, dim: int, ignore_index: IntScalar) -> Tensor:
-    """-log softmax(input)[target] along dim (0 where the target is ignored), log sum exp, and 1 for kept rows, 0 for ignored ones.
-    [*, C, *], [*, *] -> [*, *], [*, *], [*, *]."""
-
-
-def _cross_entropy_grad_ref(input: Any, target: Any, lse: Any, grad: Any, dim: int, ignore_index: int) -> Any:
-    columns = np.arange(input.shape[dim]).reshape([-1 if d == dim % input.ndim else 1 for d in range(input.ndim)])
-    scale = np.expand_dims(np.where(target == ignore_index, 0, grad), dim)
-    return (np.exp(input - np.expand_dims(lse, dim)) - (columns == np.expand_dims(target, dim))) * scale
-
-
-@op(
-    Row(
-        full=("input",),
-        element=("select((exp({input} - {lse}) - select(0.0, 1.0, i32({column}) == {target})) * {grad}, 0.0, {target} == {ignore_index})",),
-    ),
-    ref=_cross_entropy_grad_ref,
-    public=False,
-    torch=None,
-)
-def cross_entropy_grad(input: Tensor, target: Tensor, lse: Tensor, grad: Tensor, dim: int, ignore_index: IntScalar) -> Tensor:
-    """Backward of cross entropy for the logits. [*, C, *], [*, *], [*, *], [*, *] -> [*, C, *]."""
 
 
 # ---- weighted means ----

@@ -466,6 +466,32 @@ def radam_update(
     """
 
 
+# ---- Rprop -------------------------------------------------------------------------------------------------------
+
+
+def _rprop(p: Array, g: Array, b: Array, s: Array, sign: float, down: float, up: float, low: float, high: float) -> tuple[Array, ...]:
+    g = sign * g
+    turned = g * b
+    s = np.clip(s * np.where(turned > 0, up, np.where(turned < 0, down, 1.0)), low, high)
+    g = np.where(turned < 0, 0.0, g)
+    return p - np.sign(g) * s, g, s
+
+
+@_update(
+    ("prevs", "step_sizes"), {"params": "p", "prevs": "n", "step_sizes": "s"}, ("g", "f32", "{sign} * {grads}"),
+    ("t", "f32", "{g} * {prevs}"),
+    ("s", "f32", "min(max({step_sizes} * select(select(1.0, {up}, {t} > 0.0), {down}, {t} < 0.0), {low}), {high})"),
+    ("n", "f32", "select({g}, 0.0, {t} < 0.0)"), ("p", "f32", "{params} - select(sign({n}), {n}, is_nan({n})) * {s}"),
+    ref=_each(_rprop, 4), samples=_samples(2, 1.0, 0.5, 1.2, 1e-6, 50.0),
+)  # fmt: skip
+def rprop_update(
+    params: Sequence[Tensor], grads: Sequence[Tensor], prevs: Sequence[Tensor], step_sizes: Sequence[Tensor],
+    sign: Scalar, down: Scalar, up: Scalar, low: Scalar, high: Scalar,
+) -> Any:  # fmt: skip
+    """Each element's step grows by `up` while its gradient keeps its sign; where it turns, the step shrinks by `down` and is left out.
+    Source: Riedmiller and Braun 1993."""
+
+
 # ---- averages of parameters --------------------------------------------------------------------------------------
 
 

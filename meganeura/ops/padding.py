@@ -50,6 +50,15 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     return out.clone() if out is input else out
 
 
+@composite
+def constant_pad_nd(input: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """pad with a constant. [*] -> [*]."""
+    return _pad(input, pad, "constant", value)
+
+
+_pad = pad
+
+
 def _border(x: Tensor, d: int, before: int, after: int, mode: str) -> Tensor:
     """One dimension: the borders are parts of x itself, joined to what is left of it by one copy."""
     n = x.shape[d]

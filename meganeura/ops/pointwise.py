@@ -80,6 +80,7 @@ def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
     Pointwise({"f": "{input} + {other}", "i": "{input} + {other}", "u": "{input} + {other}", "b": "{input} || {other}"}),
     ref=lambda input, other: input + other,
     grad={"input": lambda grad: grad, "other": lambda grad: grad},
+    commutes=True,
 )
 def add(input: Operand, other: Operand) -> Tensor:
     """input + other. [*], [*] -> [*]."""
@@ -112,6 +113,7 @@ def sub(input: Operand, other: Operand) -> Tensor:
     Pointwise({"f": "{input} * {other}", "i": "{input} * {other}", "u": "{input} * {other}", "b": "{input} && {other}"}),
     ref=lambda input, other: input * other,
     grad={"input": lambda grad, other: grad * other, "other": lambda grad, input: grad * input},
+    commutes=True,
 )
 def mul(input: Operand, other: Operand) -> Tensor:
     """input * other. [*], [*] -> [*]."""
@@ -147,7 +149,7 @@ def floored_quotient(input: Operand, other: Operand) -> Tensor:
 
 
 @op(
-    Pointwise({"f": "trunc(div_({input}, {other}))", "i": "{input} / {other}", "u": "{input} / {other}"}),
+    Pointwise({"f": "trunc_div({input}, {other})", "i": "{input} / {other}", "u": "{input} / {other}"}),
     ref=lambda input, other: np.trunc(np.true_divide(input, other)),
     public=False,
     torch=None,
@@ -422,6 +424,7 @@ def _share(grad: Any, loses: Any, ties: Any) -> Any:
         "input": lambda grad, input, other: _share(grad, input < other, eq(input, other)),
         "other": lambda grad, input, other: _share(grad, other < input, eq(input, other)),
     },
+    commutes=True,
 )
 def maximum(input: Operand, other: Operand) -> Tensor:
     """The larger; NaN wins. [*], [*] -> [*]."""
@@ -434,6 +437,7 @@ def maximum(input: Operand, other: Operand) -> Tensor:
         "input": lambda grad, input, other: _share(grad, input > other, eq(input, other)),
         "other": lambda grad, input, other: _share(grad, other > input, eq(input, other)),
     },
+    commutes=True,
 )
 def minimum(input: Operand, other: Operand) -> Tensor:
     """The smaller; NaN wins. [*], [*] -> [*]."""
@@ -498,7 +502,7 @@ def _compare(name: str, symbol: str, ref: Any) -> Any:
     texts["b"] = f"u32({{input}}) {symbol} u32({{other}})"
     if symbol == "!=":  # drivers may take != as ordered, which is false for NaN
         texts["f"] = "is_nan({input}) || is_nan({other}) || {input} != {other}"
-    return op(Pointwise(texts, "compare"), ref=ref)(fn)
+    return op(Pointwise(texts, "compare"), ref=ref, commutes=symbol in ("==", "!="))(fn)
 
 
 eq = _compare("eq", "==", np.equal)
@@ -540,17 +544,17 @@ def isfinite(input: Tensor) -> Tensor:
     """Whether an element is neither NaN nor infinite. [*] -> [*] bool."""
 
 
-@op(Pointwise("{input} && {other}", "bool"), ref=np.logical_and)
+@op(Pointwise("{input} && {other}", "bool"), ref=np.logical_and, commutes=True)
 def logical_and(input: Tensor, other: Tensor) -> Tensor:
     """Both nonzero. [*], [*] -> [*] bool."""
 
 
-@op(Pointwise("{input} || {other}", "bool"), ref=np.logical_or)
+@op(Pointwise("{input} || {other}", "bool"), ref=np.logical_or, commutes=True)
 def logical_or(input: Tensor, other: Tensor) -> Tensor:
     """Either nonzero. [*], [*] -> [*] bool."""
 
 
-@op(Pointwise("{input} != {other}", "bool"), ref=np.logical_xor)
+@op(Pointwise("{input} != {other}", "bool"), ref=np.logical_xor, commutes=True)
 def logical_xor(input: Tensor, other: Tensor) -> Tensor:
     """Exactly one nonzero. [*], [*] -> [*] bool."""
 
@@ -560,17 +564,17 @@ def logical_not(input: Tensor) -> Tensor:
     """Zero. [*] -> [*] bool."""
 
 
-@op(Pointwise({"i": "{input} & {other}", "u": "{input} & {other}", "b": "{input} && {other}"}), ref=np.bitwise_and)
+@op(Pointwise({"i": "{input} & {other}", "u": "{input} & {other}", "b": "{input} && {other}"}), ref=np.bitwise_and, commutes=True)
 def bitwise_and(input: Operand, other: Operand) -> Tensor:
     """Bitwise and of integers or bools. [*], [*] -> [*]."""
 
 
-@op(Pointwise({"i": "{input} | {other}", "u": "{input} | {other}", "b": "{input} || {other}"}), ref=np.bitwise_or)
+@op(Pointwise({"i": "{input} | {other}", "u": "{input} | {other}", "b": "{input} || {other}"}), ref=np.bitwise_or, commutes=True)
 def bitwise_or(input: Operand, other: Operand) -> Tensor:
     """Bitwise or of integers or bools. [*], [*] -> [*]."""
 
 
-@op(Pointwise({"i": "{input} ^ {other}", "u": "{input} ^ {other}", "b": "{input} != {other}"}), ref=np.bitwise_xor)
+@op(Pointwise({"i": "{input} ^ {other}", "u": "{input} ^ {other}", "b": "{input} != {other}"}), ref=np.bitwise_xor, commutes=True)
 def bitwise_xor(input: Operand, other: Operand) -> Tensor:
     """Bitwise exclusive or of integers or bools. [*], [*] -> [*]."""
 

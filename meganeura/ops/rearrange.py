@@ -272,7 +272,7 @@ def _windows(input: Layout, dimension: int, size: int, step: int) -> Layout:
 MOST_PASSES = 16  # of windows that overlap, each pass adding those that do not; more are summed by index
 
 
-def _unwindow(grad: Any, input_meta: Layout, dimension: int, size: int, step: int) -> Any:
+def unwindow(grad: Any, input_meta: Layout, dimension: int, size: int, step: int) -> Any:
     """Sum of what each element was read into."""
     d, shape = dimension, input_meta.shape
     count = grad.shape[d]
@@ -304,7 +304,7 @@ def _unwindow_by_index(grad: Any, input_meta: Layout, d: int, size: int, step: i
     ref=lambda input, dimension, size, step: np.lib.stride_tricks.sliding_window_view(input, size, dimension).take(
         range(0, np.shape(input)[dimension] - size + 1, step), dimension
     ),
-    grad={"input": _unwindow},
+    grad={"input": unwindow},
     public=False,
 )
 def windows(input: Tensor, dimension: int, size: int, step: int) -> Tensor:

@@ -111,7 +111,46 @@ def scalar_tensor(s: Any, *, dtype: Any = None, device: Any = None, requires_gra
     return factory.full((), fill_value=s, dtype=dtype or float32, requires_grad=requires_grad)
 
 
+@composite(method=False)
+def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """A copy of an array of the host that offers __dlpack__ (numpy, PyTorch on CPU, ...); a tensor stays itself."""
+    if isinstance(ext_tensor, dispatch.hooks.tensor):
+        return ext_tensor  # type: ignore[no-any-return]
+    if copy is False:
+        raise DTypeError(f"from_dlpack(copy=False): data of the host is always copied to the device\n  at {site()}")
+    try:
+        return factory.tensor(np.from_dlpack(ext_tensor))
+    except (AttributeError, TypeError, RuntimeError, BufferError) as e:
+        raise DTypeError(f"from_dlpack cannot take a {type(ext_tensor).__name__}: {e}\n  at {site()}") from None
+
+
+@composite(method=False)
+def empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor whose values do not matter, with strides in elements. -> [size]."""
+    shape, strides = factory.sizes_of((size,)), factory.sizes_of((stride,))
+    if len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
+        raise ShapeError(f"empty_strided: strides {list(strides)} do not fit size {list(shape)}\n  at {site()}")
+    last = sum(s * (n - 1) for n, s in zip(shape, strides, strict=True)) if 0 not in shape else -1
+    with dispatch.no_grad():
+        out = views.as_strided(factory.zeros(last + 1, dtype=dtype), shape, strides, 0).detach()
+    return out.requires_grad_() if requires_grad else out
+
+
 # ---- like another tensor ----
+
+
+@composite(method=False)
+def detach(input: Tensor) -> Tensor:
+    """The same memory without history. [*] -> [*]."""
+    return input.detach()
+
+
+@composite
+def fill(input: Tensor, value: Any) -> Tensor:
+    """A tensor like input with every element the value, a number or a 0-d tensor. [*] -> [*]."""
+    if isinstance(value, dispatch.hooks.tensor) and value.ndim:
+        raise ShapeError(f"fill expects a number or a 0-d tensor, got shape {list(value.shape)}\n  at {site()}")
+    return input.masked_fill(factory.full((), True), value)  # type: ignore[no-any-return]
 
 
 @composite

@@ -74,6 +74,55 @@ def sort_order(input: Tensor, descending: bool) -> Tensor:
     """Places of the elements along the last dimension in order; equals keep theirs. [*, n] -> [*, n] int64."""
 
 
+def _top_rule(input: Layout, k: int, descending: bool) -> Inferred:
+    if not input.shape or not 0 <= k <= input.shape[-1]:
+        raise ShapeError(f"the first {k} places of rows of shape {list(input.shape)}")
+    return Inferred((Spec(int64, (*input.shape[:-1], k)),), (input.dtype,), {"k": k, "descending": bool(descending)})
+
+
+def _draws() -> list[Any]:
+    """Rows to select from: short and long, with ties, NaN and zeros of both signs."""
+    special = np.array([np.nan, 1, -0.0, 0.0, -np.inf, np.nan, np.inf, -0.0, 1, -3], np.float32)
+    whole = np.arange(40).reshape(2, 20) % 7
+    return [_f32(3, 7), np.round(_f32(2, 3, 130)), np.round(_f32(3000) * 9), np.resize(special, (2, 2500)), whole]
+
+
+@op(
+    Kernel("top"),
+    rule=_top_rule,
+    ref=lambda input, k, descending: _order_ref(input, descending)[..., :k],
+    samples=lambda: [Sample.of(x, k, d) for x in _draws() for k in (1, 5) for d in (False, True)],
+    public=False,
+    torch=None,
+)
+def top_order(input: Tensor, k: int, descending: bool) -> Tensor:
+    """The first k places of sort_order. [*, n] -> [*, k] int64."""
+
+
+def _rank_rule(input: Layout, rank: Layout) -> Inferred:
+    if not input.shape or not input.shape[-1] or rank.shape != (*input.shape[:-1], 1) or rank.dtype.kind != "i":
+        raise ShapeError(f"the places of ranks {rank} in rows of {input}")
+    return Inferred((Spec(int64, rank.shape),), (input.dtype, rank.dtype), {})
+
+
+def _rank_ref(input: Any, rank: Any) -> Any:
+    return np.take_along_axis(_order_ref(input, False), np.clip(rank, 0, np.shape(input)[-1] - 1).astype(np.int64), -1)
+
+
+@op(
+    Kernel("rank"),
+    rule=_rank_rule,
+    ref=_rank_ref,
+    samples=lambda: [
+        Sample.of(x, np.arange(int(np.prod(x.shape[:-1]))).reshape(*x.shape[:-1], 1) * 5 + first) for x in _draws() for first in (0, 4)
+    ],
+    public=False,
+    torch=None,
+)
+def rank_place(input: Tensor, rank: Tensor) -> Tensor:
+    """The place in sort_order at each row's rank, which is limited to the row. [*, n], [*, 1] -> [*, 1] int64."""
+
+
 def _search_rule(rows: Layout, values: Layout, right: bool, nan_last: bool) -> Inferred:
     if len(rows.shape) != 1 and (len(rows.shape) != len(values.shape) or rows.shape[:-1] != values.shape[:-1]):
         raise ShapeError(
@@ -182,9 +231,11 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if count == 1 and n > 1 and largest:
         places = reduce.argmax(input, d, True)  # NaN wins and the first of equals, as in the order
         return Extreme(_pick(input, d, places), places)
-    order = _order(input, d, largest)
-    if input.ndim:
-        order = move.slice_dim(order, d, 0, count, 1).contiguous()
+    if not input.ndim:
+        return Extreme(input.clone(), sort_order(input, largest))
+    last = d == input.ndim - 1
+    order = top_order(input if last else movedim(input, d, -1), count, largest)
+    order = order if last else movedim(order, -1, d).contiguous()
     return Extreme(_pick(input, d, order), order)
 
 
@@ -200,11 +251,9 @@ def _sized(input: Tensor, dim: int, what: str) -> tuple[int, int]:
     return d, n
 
 
-def _at(input: Tensor, dim: int, order: Tensor, rank: Any, keepdim: bool) -> Extreme:
-    """The elements of a rank (a number, or a tensor with size 1 along dim) in an order, and their places."""
-    if not input.ndim:
-        return Extreme(input.clone(), order)
-    places = move.slice_dim(order, dim, rank, 1, 1).contiguous() if isinstance(rank, int) else index.gather(order, dim, rank)
+def _at(input: Tensor, dim: int, order: Tensor, rank: Tensor, keepdim: bool) -> Extreme:
+    """The elements of a rank (a tensor with size 1 along dim) in an order, and their places."""
+    places = index.gather(order, dim, rank)
     values = index.gather(input, dim, places)
     return Extreme(values, places) if keepdim else Extreme(squeeze(values, dim), squeeze(places, dim))
 
@@ -216,7 +265,20 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ext
     d, n = _sized(input, dim, "kthvalue")
     if not 1 <= whole(k, "k") <= n:
         raise ShapeError(f"kthvalue: k={k} is outside [1, {n}] for dimension {dim} of shape {list(input.shape)}\n  at {site()}")
-    return _at(input, d, _order(input, d, False), k - 1, keepdim)
+    return _ranked(input, d, k - 1, keepdim)
+
+
+def _ranked(input: Tensor, dim: int, rank: Any, keepdim: bool) -> Extreme:
+    """The elements of a rank (a number, or a tensor with size 1 along dim) along dim, and their places."""
+    if not input.ndim:
+        return Extreme(input.clone(), sort_order(input, False))
+    if isinstance(rank, int):
+        rank = factory.full(tuple(1 if e == dim else n for e, n in enumerate(input.shape)), rank, dtype=int64)
+    last = dim == input.ndim - 1
+    places = rank_place(*(t if last else movedim(t, dim, -1) for t in (input, rank)))
+    places = places if last else movedim(places, -1, dim).contiguous()
+    values = index.gather(input, dim, places)
+    return Extreme(values, places) if keepdim else Extreme(squeeze(values, dim), squeeze(places, dim))
 
 
 def _nans(input: Tensor, dim: int) -> Tensor:
@@ -241,15 +303,14 @@ def _median(input: Tensor, dim: int | None, keepdim: bool, ignore: bool) -> Any:
     if dim is None:
         return _median_of_all(reshape(input, -1), ignore)
     d, n = _sized(input, dim, "median")
-    order = _order(input, d, False)
     if input.dtype.kind != "f" or not input.ndim:
-        return _at(input, d, order, (n - 1) // 2, keepdim)
+        return _ranked(input, d, (n - 1) // 2, keepdim)
     nans = _nans(input, d)
     if ignore:
         rank = pointwise.floor_divide(n - 1 - nans, 2).clamp(0)
     else:
         rank = pointwise.where(nans > 0, n - nans, (n - 1) // 2)
-    return _at(input, d, order, rank, keepdim)
+    return _ranked(input, d, rank, keepdim)
 
 
 def _median_of_all(flat: Tensor, ignore: bool) -> Tensor:

@@ -216,6 +216,24 @@ def polygamma(n: int, input: Tensor) -> Tensor:
     return polygamma_of(input, n, factor)  # type: ignore[no-any-return]
 
 
+def _zeta_any(s: float, x: float) -> float:
+    if math.isnan(s) or s < 1 or (x < 0 and x != math.floor(x) and s != math.floor(s)):
+        return math.nan
+    return math.inf if s == 1 else _zeta(s, x)
+
+
+@op(
+    Pointwise("zeta_any({input}, {other})", "float"),
+    ref=_each(_zeta_any),
+    torch="special.zeta",
+    method=False,
+    samples=with_numbers(arrays=2, low=1.2, high=5.0),
+    grad={"other": lambda grad, input, other: -grad * input * zeta(input + 1.0, other)},
+)
+def zeta(input: Tensor, other: Tensor) -> Tensor:
+    """The Hurwitz zeta function, the sum of (other + k)^-input over k >= 0. [*], [*] -> [*]."""
+
+
 @inplace
 @composite
 def mvlgamma(input: Tensor, p: int) -> Tensor:

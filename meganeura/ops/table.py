@@ -81,7 +81,7 @@ class Op:
     """A row of the table."""
 
     __slots__ = (
-        "__weakref__", "archetype", "differentiable", "doc", "domain", "grad", "inputs", "is_view", "kinds", "layout",
+        "__weakref__", "archetype", "built", "commutes", "differentiable", "doc", "domain", "grad", "inputs", "is_view", "kinds", "layout",
         "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
         "shown",
         "static_index", "torch",
@@ -103,12 +103,14 @@ class Op:
         self.differentiable: tuple[bool, ...] = fields.pop("differentiable", ())
         self.mutates: tuple[str, ...] = fields.pop("mutates", ())
         self.random: bool = fields.pop("random", False)
+        self.commutes: bool = fields.pop("commutes", False)  # the first two inputs may change places
         self.static_index: bool = fields.pop("static_index", True)
         self.public: bool = fields.pop("public", True)
         self.method: bool = fields.pop("method", True)
         self.torch: str | None = fields.pop("torch", self.name)
-        self.shown: str = fields.pop("shown", self.name)  # its name in messages
+        self.shown: str = fields.pop("shown", self.name.removesuffix("_row"))  # its name in messages
         self.domain: tuple[float, float] | None = fields.pop("domain", None)
+        self.built: tuple[Any, ...] = fields.pop("built", ())  # for rows made by fusion: the function and its arguments
         if fields:
             raise TypeError(f"op {self.name}: unknown row fields {sorted(fields)}")
         self.rule_args = {n: tuple(inspect.signature(g).parameters) for n, g in self.grad.items() if g is not None}

@@ -362,7 +362,7 @@ def _underscored(name: str, fn: Any) -> None:
 
 
 for _name, _fn in (
-    ("celu_", celu), ("elu_", elu), ("hardtanh_", hardtanh), ("leaky_relu_", leaky_relu), ("rrelu_", rrelu), ("selu_", selu),
-    ("threshold_", threshold),
+    ("celu_", celu), ("elu_", elu), ("hardtanh_", hardtanh), ("leaky_relu_", leaky_relu), ("relu_", relu), ("rrelu_", rrelu),
+    ("selu_", selu), ("threshold_", threshold),
 ):  # fmt: skip
     _underscored(_name, _fn)

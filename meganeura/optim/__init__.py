@@ -12,12 +12,14 @@ from .adam import Adam, AdamW
 from .adam_family import Adamax, NAdam, RAdam
 from .laprop import LaProp
 from .lion import Lion
+from .muon import Muon
 from .optimizer import Optimizer
 from .rmsprop import RMSprop
+from .rprop import Rprop
 from .sgd import SGD
 from .swa_utils import EMA, AveragedModel
 
 __all__ = [
-    "EMA", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "AveragedModel", "GradientAccumulation", "LaProp", "Lion", "NAdam",
-    "Optimizer", "RAdam", "RMSprop", "lr_scheduler", "swa_utils",
+    "EMA", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "AveragedModel", "GradientAccumulation", "LaProp", "Lion", "Muon",
+    "NAdam", "Optimizer", "RAdam", "RMSprop", "Rprop", "lr_scheduler", "swa_utils",
 ]  # fmt: skip

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..ops import optimizer as rows
-from .optimizer import Optimizer, ParamGroup, Rule, check_betas
+from .moments import MomentOptimizer, corrections, shares, signs
+from .optimizer import ParamGroup, Rule
 
 
-class Adam(Optimizer):
+class Adam(MomentOptimizer):
     """Adam, as torch.optim.Adam: weight decay is added to the gradient, unless `decoupled_weight_decay`.
 
     Source: arXiv:1412.6980; amsgrad: Reddi et al. 2018.
@@ -26,21 +26,13 @@ class Adam(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def validate(self, group: ParamGroup) -> None:
-        check_betas(group)
+    row = rows.adam_update
 
     def rule(self, group: ParamGroup) -> Rule:
-        if group["amsgrad"]:
-            return Rule(rows.adam_amsgrad_update, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
-        return Rule(rows.adam_update, ("exp_avg", "exp_avg_sq"))
+        return Rule(rows.adam_amsgrad_update, (*self.moments, "max_exp_avg_sq")) if group["amsgrad"] else super().rule(group)
 
     def scalars(self, group: ParamGroup, step: int) -> Sequence[float]:
-        lr, (beta1, beta2), decay = float(group["lr"]), group["betas"], group["weight_decay"]
-        decoupled = group["decoupled_weight_decay"]
-        return (
-            -1.0 if group["maximize"] else 1.0, 0.0 if decoupled else float(decay), 1.0 - lr * decay if decoupled else 1.0,
-            1.0 - beta1, beta2, 1.0 - beta2, lr / (1.0 - beta1**step), 1.0 / math.sqrt(1.0 - beta2**step), float(group["eps"]),
-        )  # fmt: skip
+        return *signs(group), *shares(group), *corrections(group, step), float(group["eps"])
 
 
 class AdamW(Adam):

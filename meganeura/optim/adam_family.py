@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..ops import optimizer as rows
-from .optimizer import Optimizer, ParamGroup, Rule, State, check_betas, check_options
+from .moments import MomentOptimizer, corrections, shares, signs
+from .optimizer import ParamGroup, State, check_options
 
 
-class Adamax(Optimizer):
+class Adamax(MomentOptimizer):
     """Adam with the largest recent gradient in the place of the root of squares, as torch.optim.Adamax. Source: arXiv:1412.6980."""
+
+    row, moments = rows.adamax_update, ("exp_avg", "exp_inf")
 
     def __init__(
         self, params: Iterable[Any], lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -19,21 +22,15 @@ class Adamax(Optimizer):
     ) -> None:  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
 
-    def validate(self, group: ParamGroup) -> None:
-        check_betas(group)
-
-    def rule(self, group: ParamGroup) -> Rule:
-        return Rule(rows.adamax_update, ("exp_avg", "exp_inf"))
-
     def scalars(self, group: ParamGroup, step: int) -> Sequence[float]:
-        beta1, beta2 = group["betas"]
-        sign = -1.0 if group["maximize"] else 1.0
-        return group["lr"] / (1.0 - beta1**step), sign, float(group["weight_decay"]), 1.0 - beta1, beta2, float(group["eps"])
+        sign, (rest1, beta2, _) = -1.0 if group["maximize"] else 1.0, shares(group)
+        return corrections(group, step)[0], sign, float(group["weight_decay"]), rest1, beta2, float(group["eps"])
 
 
-class NAdam(Optimizer):
+class NAdam(MomentOptimizer):
     """Adam with Nesterov momentum that warms up, as torch.optim.NAdam. Source: Dozat 2016."""
 
+    row = rows.nadam_update
     numbers = {"step": 0, "mu_product": 1.0}
 
     def __init__(
@@ -47,27 +44,24 @@ class NAdam(Optimizer):
         super().__init__(params, defaults)
 
     def validate(self, group: ParamGroup) -> None:
-        check_betas(group)
+        super().validate(group)
         check_options(group, "momentum_decay")
-
-    def rule(self, group: ParamGroup) -> Rule:
-        return Rule(rows.nadam_update, ("exp_avg", "exp_avg_sq"))
 
     def advance(self, group: ParamGroup, state: State) -> None:
         state["step"] += 1
         state["mu_product"] *= _mu(group, state["step"])
 
     def scalars_at(self, group: ParamGroup, state: State) -> Sequence[float]:
-        lr, (beta1, beta2), step = float(group["lr"]), group["betas"], state["step"]
+        lr, step = float(group["lr"]), state["step"]
         mu, ahead, product = _mu(group, step), _mu(group, step + 1), state["mu_product"]
-        return (
-            *_signs(group), 1.0 - beta1, beta2, 1.0 - beta2, lr * (1.0 - mu) / (1.0 - product), lr * ahead / (1.0 - product * ahead),
-            1.0 / math.sqrt(1.0 - beta2**step), float(group["eps"]),
-        )  # fmt: skip
+        weights = lr * (1.0 - mu) / (1.0 - product), lr * ahead / (1.0 - product * ahead)
+        return *signs(group), *shares(group), *weights, corrections(group, step)[1], float(group["eps"])
 
 
-class RAdam(Optimizer):
+class RAdam(MomentOptimizer):
     """Adam that goes by momentum alone until the variance of its squares is known, as torch.optim.RAdam. Source: arXiv:1908.03265."""
+
+    row = rows.radam_update
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -79,30 +73,18 @@ class RAdam(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def validate(self, group: ParamGroup) -> None:
-        check_betas(group)
-
-    def rule(self, group: ParamGroup) -> Rule:
-        return Rule(rows.radam_update, ("exp_avg", "exp_avg_sq"))
-
     def scalars(self, group: ParamGroup, step: int) -> Sequence[float]:
-        beta1, beta2 = group["betas"]
-        plain, rest = group["lr"] / (1.0 - beta1**step), 1.0 - beta2**step
+        beta2 = group["betas"][1]
+        plain, rest = corrections(group, step)[0], 1.0 - beta2**step
         most = 2.0 / (1.0 - beta2) - 1.0
         known = most - 2.0 * step * beta2**step / rest  # about the number of squares averaged so far
         rectified = 0.0
         if known > 5.0:
             variance = (known - 4.0) * (known - 2.0) * most / ((most - 4.0) * (most - 2.0) * known)
             rectified = plain * math.sqrt(variance) * math.sqrt(rest)
-        return *_signs(group), 1.0 - beta1, beta2, 1.0 - beta2, plain, rectified, float(group["eps"])
+        return *signs(group), *shares(group), plain, rectified, float(group["eps"])
 
 
 def _mu(group: ParamGroup, step: int) -> float:
     """NAdam's momentum at a step."""
     return float(group["betas"][0] * (1.0 - 0.5 * 0.96 ** (step * group["momentum_decay"])))
-
-
-def _signs(group: ParamGroup) -> tuple[float, float, float]:
-    """sign, l2 and decay of a group (see ops/optimizer.py)."""
-    decay, decoupled = group["weight_decay"], group["decoupled_weight_decay"]
-    return -1.0 if group["maximize"] else 1.0, 0.0 if decoupled else float(decay), 1.0 - group["lr"] * decay if decoupled else 1.0

@@ -15,6 +15,8 @@ from ..errors import GradientError
 from ..nn.parameter import drop_grad
 from ..ops.optimizer import scalar_count
 from ..ops.table import Op
+from ..provenance import phase
+from ..spans import span
 from ..tensor import Tensor
 from . import arena
 from .checkpoint import load_state_dict, pack, state_dict
@@ -117,9 +119,10 @@ class Optimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, or fill them with zeros."""
         dispatch.current().observe(self)
-        for group in self.param_groups:
-            for p in group["params"]:
-                drop_grad(p, set_to_none)
+        with phase("optimizer"):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    drop_grad(p, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient. `closure`, if given, is run first; its result is returned."""
@@ -128,7 +131,7 @@ class Optimizer:
             with dispatch.enable_grad():
                 loss = closure()
         dispatch.current().observe(self)
-        with dispatch.no_grad():
+        with span("optimizer"), phase("optimizer"), dispatch.no_grad():
             for group in self.param_groups:
                 rule = self.rule(group)
                 self._prepare(group, rule)

@@ -6,17 +6,21 @@ The count of updates is a tensor of the model, so averaging waits for nothing, m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .. import dispatch
 from ..dtype import int64
 from ..nn.module import Module
+from ..nn.norms import BatchNorm
 from ..nn.parameter import Buffer
 from ..ops.factory import full, ones, zeros
 from ..ops.optimizer import average_update
 from ..ops.pointwise import where
 from ..tensor import Tensor
+from .lr_scheduler.base import LRScheduler, per_group
+from .optimizer import Optimizer
 
 AvgFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 MultiAvgFn = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], None]
@@ -121,6 +125,55 @@ class AveragedModel(Module):
         elif self.avg_fn is not None:
             for a, c in zip(averages, current, strict=True):
                 a.copy_(where(first, c, self.avg_fn(a, c, n)))
+
+
+class SWALR(LRScheduler):
+    """lr goes from where it is to `swa_lr` over `anneal_epochs`, by 'cos' or 'linear', and stays, as torch.optim.swa_utils.SWALR."""
+
+    def __init__(
+        self, optimizer: Optimizer, swa_lr: float | Sequence[float], anneal_epochs: int = 10, anneal_strategy: str = "cos",
+        last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        for group, lr in zip(optimizer.param_groups, per_group("swa_lr", optimizer, swa_lr), strict=True):
+            group["swa_lr"] = lr
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(f"anneal_strategy must be 'cos' or 'linear', got {anneal_strategy!r}")
+        if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
+            raise ValueError(f"anneal_epochs must be a whole number of at least 0, got {anneal_epochs!r}")
+        self.anneal_epochs, self.anneal_strategy, self.first_epoch = anneal_epochs, anneal_strategy, last_epoch + 1
+        super().__init__(optimizer, last_epoch)
+
+    def _part(self, step: int) -> float:
+        """How much of the way is gone after a number of steps."""
+        t = max(0.0, min(1.0, step / max(1, self.anneal_epochs)))
+        return (1.0 - math.cos(math.pi * t)) / 2.0 if self.anneal_strategy == "cos" else t
+
+    def get_lr(self) -> Sequence[float]:
+        step = self.last_epoch - self.first_epoch
+        step = max(1, step) if self.anneal_epochs == 0 else step
+        before, now = self._part(step - 1), self._part(step)
+        ends = [(group["lr"], group["swa_lr"]) for group in self.optimizer.param_groups]
+        starts = [end if before == 1.0 else (lr - before * end) / (1.0 - before) for lr, end in ends]
+        return [end * now + start * (1.0 - now) for start, (_, end) in zip(starts, ends, strict=True)]
+
+
+def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
+    """Set the running statistics of all batch norms of a model to the plain means over the batches of a loader. A batch is the model's
+    input, or a tuple or list that begins with it."""
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm)]
+    if not norms:
+        return
+    momenta, training = [m.momentum for m in norms], model.training
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None
+    model.train()
+    with dispatch.no_grad():
+        for batch in loader:
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    for m, momentum in zip(norms, momenta, strict=True):
+        m.momentum = momentum
+    model.train(training)
 
 
 class EMA(AveragedModel):

@@ -35,7 +35,7 @@ class SessionConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise MeganeuraError(f"SessionConfig(mode={self.mode!r}): it must be 'training' or 'inference'")
-        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+        if type(self.accumulate) is not int or self.accumulate < 1:
             raise MeganeuraError(f"SessionConfig(accumulate={self.accumulate!r}): it must be an int of at least 1")
         if self.mode == "inference" and (self.optimizer or self.accumulate > 1 or self.max_grad_norm is not None):
             raise MeganeuraError(

@@ -7,8 +7,11 @@ A Graph never computes values; `Graph.run` repeats its calls on tensors, under w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 import meganeura as mg
 
@@ -34,8 +37,11 @@ _OPERATORS = (
 class Node:
     """A value of a graph. `shape` and `dtype` are known; values exist only in a session. Operators and methods as for tensors."""
 
+    __array_ufunc__ = None  # numpy leaves `array * node` to the node
+
     def __init__(self, graph: Graph, number: int, layout: Layout, kind: str, name: str, where: Site) -> None:
         self.graph, self.number, self.kind, self.name, self.site = graph, number, kind, name, where
+        self.said = kind != "op"  # whether the user gave the name
         self.dtype: DType = layout.dtype
         self.shape: Shape = layout.shape
 
@@ -50,12 +56,23 @@ class Node:
             raise AttributeError(f"a graph node has no attribute {name!r}")
         if isinstance(found, property):
             return self.graph.call(name, lambda t: getattr(t, name), self)
+        if not callable(found):
+            raise AttributeError(f"a graph node has no {name!r}, which belongs to tensors that have values")
         return functools.partial(self.graph.call, name, found, self)
 
     def named(self, name: str) -> Node:
         """The same node under a name of the user's, by which a session knows it."""
         self.graph.rename(self, name)
+        self.said = True
         return self
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self!r} has no length: it has no dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter([self.graph.call("getitem", Tensor.__getitem__, self, i) for i in range(len(self))])
 
     def __hash__(self) -> int:
         return id(self)
@@ -91,14 +108,23 @@ class Parameter:
     def make(self) -> Tensor:
         """Its first values, as a new tensor."""
         node, init = self.node, self.init
-        if init is None:
-            return mg.zeros(node.shape, dtype=node.dtype)
-        if callable(init):
-            made = mg.empty(node.shape, dtype=node.dtype)
-            with dispatch.no_grad():
-                init(made)
+        made: Tensor
+        if init is None or isinstance(init, (bool, int, float)):
+            made = mg.full(node.shape, init or 0, dtype=node.dtype)
             return made
-        return (init.detach().clone() if isinstance(init, Tensor) else mg.tensor(init)).to(node.dtype)
+        if not callable(init) or isinstance(init, Tensor):
+            made = fitted(node, init).clone()
+            return made
+        made = mg.empty(node.shape, dtype=node.dtype)
+        before = made._storage.version
+        with dispatch.no_grad():
+            init(made)
+        if made._storage.version == before and node.shape and 0 not in node.shape:
+            raise MeganeuraError(
+                f"the init of parameter {node.name!r} did not change the tensor that it was given\n  parameter made at {node.site}\n"
+                f"  an init fills its argument in place, as nn.init.ones_ does; what it returns is not looked at"
+            )
+        return made
 
 
 class _Call:
@@ -120,6 +146,8 @@ class Graph:
     """
 
     def __init__(self, name: str = "graph") -> None:
+        if not isinstance(name, str) or not name:
+            raise MeganeuraError(f"a graph's name must be text, not {name!r}\n  at {site()}")
         self.name = name
         self.nodes: list[Node] = []
         self.calls: list[_Call] = []
@@ -135,27 +163,32 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[int], dtype: Any = "float32") -> Node:
         """Something that every step is given by name. shape: sizes; dtype: as for tensors."""
-        node = self._begin(name, "input", tuple(shape), as_dtype(dtype))
+        node = self._begin(name, "input", shape, as_dtype(dtype))
         self.inputs[name] = node
         return node
 
     def parameter(self, name: str, shape: Sequence[int] | None = None, init: Any = None, trainable: bool = True, dtype: Any = None) -> Node:
-        """Something that sessions keep and train. init: an array or tensor, a function that fills a tensor in place
-        (`nn.init.xavier_uniform_`), or None for zeros. shape may be left out where init has one."""
+        """Something that sessions keep and train. init: an array or tensor, a number, a function that fills a tensor in
+        place (`nn.init.xavier_uniform_`), or None for zeros. shape may be left out where init has one."""
         if shape is None:
             if init is None or not hasattr(init, "shape"):
                 raise MeganeuraError(f"parameter {name!r} needs a shape, or an init that has one\n  at {site()}")
             shape = init.shape
-        elif hasattr(init, "shape") and tuple(init.shape) != tuple(shape):
-            raise mg.ShapeError(f"parameter {name!r} of shape {list(shape)} got an init of shape {list(init.shape)}\n  at {site()}")
-        node = self._begin(name, "parameter", tuple(shape), as_dtype(dtype or "float32"))
+        sizes = _sizes("parameter", name, shape)
+        if hasattr(init, "shape") and tuple(init.shape) != sizes:
+            raise mg.ShapeError(f"parameter {name!r} of shape {list(sizes)} got an init of shape {list(init.shape)}\n  at {site()}")
+        if isinstance(init, (list, tuple)):
+            init = mg.tensor(init)
+            if init.shape != sizes:
+                raise mg.ShapeError(f"parameter {name!r} of shape {list(sizes)} got an init of shape {list(init.shape)}\n  at {site()}")
+        node = self._begin(name, "parameter", sizes, as_dtype(dtype or "float32"))
         self.parameters[name] = Parameter(node, init, trainable)
         return node
 
     def constant(self, data: Any, name: str = "") -> Node:
         """Fixed values. data: anything `meganeura.tensor` takes."""
-        tensor = data.detach() if isinstance(data, Tensor) else mg.tensor(data)
-        node = self._begin(name or f"constant{len(self.constants)}", "constant", tensor.shape, tensor.dtype)
+        tensor = data.detach().clone() if isinstance(data, Tensor) else mg.tensor(data)
+        node = self._begin(name or self._unused("constant", len(self.constants)), "constant", tensor.shape, tensor.dtype)
         self.constants[node.name] = node, tensor
         return node
 
@@ -169,10 +202,8 @@ class Graph:
                 raise MeganeuraError(f"{node!r} is no node of graph {self.name!r}\n  at {site()}")
         self.outputs = nodes
 
-    def _begin(self, name: str, kind: str, shape: Shape, dtype: DType) -> Node:
-        if any(not isinstance(n, int) or n < 0 for n in shape):
-            raise mg.ShapeError(f"{kind} {name!r} has shape {list(shape)}; sizes must be non-negative ints\n  at {site()}")
-        layout = Layout(dtype, shape)
+    def _begin(self, name: str, kind: str, shape: Any, dtype: DType) -> Node:
+        layout = Layout(dtype, _sizes(kind, name, shape))
         cell = self._trace.numbers.cell(dtype, layout.numel, "input", name)
         tensor = Tensor._make(self._trace.new_storage(cell, name, site()), layout)
         return self._node(tensor, kind, name)
@@ -183,6 +214,12 @@ class Graph:
         self.nodes.append(node)
         self._tensors[node.number] = tensor
         return node
+
+    def _unused(self, base: str, number: int) -> str:
+        """A name of the graph's own making that no node has."""
+        while f"{base}{number}" in self._names:
+            number += 1
+        return f"{base}{number}"
 
     def rename(self, node: Node, name: str) -> None:
         """Give a node a name that no other one has."""
@@ -198,6 +235,11 @@ class Graph:
             table[name] = table.pop(node.name)
         node.name = name
         self._names[name] = node
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise MeganeuraError(
+            f"graph {self.name!r} holds functions and cannot be copied or pickled: call the code that builds it again\n  at {site()}"
+        )
 
     def node(self, name: str) -> Node:
         """The node of a name. Raises MeganeuraError with the names that look like it."""
@@ -223,17 +265,24 @@ class Graph:
         if name.endswith("_") and not name.endswith("__"):
             raise MeganeuraError(f"{name} changes a tensor in place, which graphs cannot: use {name.rstrip('_')}\n  at {site()}")
         _each(args, kwargs, self._own)
-        call = _Call(name, fn, args, kwargs, site())
+        kept = rebuild((args, kwargs), np.ndarray, np.array)  # as they are now: the caller's lists and arrays may change
+        call = _Call(name, fn, kept[0], kept[1], site())
         before = default_generator.get_state()
+        fixed = [self._tensors[n.number] for n in _nodes(args, kwargs) if n.kind != "parameter"]
+        versions = [t._storage.version for t in fixed]
         try:
             with dispatch.use(self._trace), dispatch.no_grad():
                 result = self._apply(call, self._tensors)
         finally:
             default_generator.set_state(before)  # shapes were wanted, no random numbers
             self._trace.nodes.clear()
+        if [t._storage.version for t in fixed] != versions:
+            raise MeganeuraError(
+                f"{name} changes its input in place, which graphs cannot: use it without inplace= or out=, or on a copy\n  at {site()}"
+            )
 
         def take(t: Tensor) -> Node:
-            node = self._node(t, "op", f"{name}{len(self.nodes)}")
+            node = self._node(t, "op", self._unused(name, len(self.nodes)))
             call.results.append(node)
             return node
 
@@ -267,6 +316,8 @@ class Graph:
             rebuild(self._apply(call, values), Tensor, found.append)
             for node, t in zip(call.results, found, strict=True):
                 values[node.number] = t
+                if node.said:
+                    mg.named(t, "_".join(node.name.split()))
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}: {len(self.inputs)} inputs, {len(self.parameters)} parameters, {len(self.calls)} calls"]
@@ -286,6 +337,24 @@ class _Name(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def _sizes(kind: str, name: str, shape: Any) -> Shape:
+    """A shape as a tuple of ints. Raises ShapeError."""
+    try:
+        sizes = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        shown = list(shape) if isinstance(shape, Iterable) else shape
+        raise mg.ShapeError(f"{kind} {name!r} has shape {shown}; sizes must be non-negative ints\n  at {site()}")
+    return sizes
+
+
+def _nodes(args: Any, kwargs: Any) -> list[Node]:
+    found: list[Node] = []
+    _each(args, kwargs, found.append)
+    return found
 
 
 def _each(args: Any, kwargs: Any, fn: Callable[[Node], Any]) -> None:
@@ -316,8 +385,11 @@ class Eager:
         self.given[name] = fitted(lookup(known, kind, name, self.graph.name), value)
         self._values.clear()
 
-    def eval(self, node: Node, **inputs: Any) -> Tensor:
+    def eval(self, node: Node, /, **inputs: Any) -> Tensor:
         """The value of a node. inputs: as for set_input, by name."""
+        if not isinstance(node, Node):
+            raise MeganeuraError(f"eval takes a node of graph {self.graph.name!r}, not {node!r}\n  at {site()}")
+        self.graph._own(node)
         for name, value in inputs.items():
             self.set_input(name, value)
         with dispatch.no_grad():
@@ -325,7 +397,8 @@ class Eager:
             _each([c.args for c in calls], [c.kwargs for c in calls], self._begin)
             self._begin(node)
             self.graph.run(self._values, calls)
-        return self._values[node.number]
+        made: Tensor = self._values[node.number].clone()  # the one kept is for later nodes
+        return made
 
     def _begin(self, node: Node) -> None:
         if node.number in self._values or node.kind == "op":

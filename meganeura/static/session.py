@@ -33,6 +33,8 @@ class StaticSession:
     """One built graph. `set_input` and `step` run it; `read_*` wait for what they return."""
 
     def __init__(self, graph: Graph, config: SessionConfig) -> None:
+        if not isinstance(graph, Graph) or not isinstance(config, SessionConfig):
+            raise MeganeuraError(f"build_session takes a Graph and a SessionConfig, got {graph!r} and {config!r}\n  at {site()}")
         if not graph.outputs:
             raise MeganeuraError(f"graph {graph.name!r} has no outputs: set_outputs(...) first\n  at {site()}")
         if config.mode == "training" and graph.outputs[0].shape != ():
@@ -41,8 +43,12 @@ class StaticSession:
                 f"  reduce it with mean() or sum(), or build with SessionConfig.inference()"
             )
         self.graph, self.config = graph, config
+        # As they are now: the graph may be added to, and its nodes renamed, for other sessions.
+        self.given, self.results, self.calls = dict(graph.inputs), list(graph.outputs), graph.needed(graph.outputs)
+        self.declared, self.constants = dict(graph.parameters), list(graph.constants.values())
+        self.output_names = [n.name for n in graph.outputs]
         self.parameters: dict[str, Tensor] = {
-            name: Parameter(p.make(), requires_grad=p.trainable and config.mode == "training") for name, p in graph.parameters.items()
+            name: Parameter(p.make(), requires_grad=p.trainable and config.mode == "training") for name, p in self.declared.items()
         }
         self.inputs: dict[str, Tensor] = {}
         self.outputs: tuple[Tensor, ...] = ()
@@ -52,12 +58,17 @@ class StaticSession:
         self._compile()
 
     def _optimize(self) -> None:
-        trained = [(n, p) for n, p in self.parameters.items() if p.requires_grad]
+        trained = [(n, p) for n, p in self.parameters.items() if self.declared[n].trainable]
         if self.config.optimizer is None:
             return
         if not trained:
             raise MeganeuraError(f"graph {self.graph.name!r} has no trainable parameter for an optimizer\n  at {site()}")
-        self.optimizer = self.config.optimizer(trained)
+        if not callable(self.config.optimizer) or not hasattr(made := self.config.optimizer(trained), "param_groups"):
+            raise MeganeuraError(
+                f"SessionConfig(optimizer={self.config.optimizer!r}) must be a function that makes an optimizer\n  at {site()}\n"
+                f"  optimizer=lambda params: optim.AdamW(params, lr=1e-3)"
+            )
+        self.optimizer = made
         if self.config.lr_multipliers:
             self.optimizer.set_lr_multipliers(self.config.lr_multipliers)
         if self.config.accumulate > 1:
@@ -72,12 +83,17 @@ class StaticSession:
     # ---- what is compiled ----
 
     def _forward(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        graph = self.graph
-        values = {graph.inputs[n].number: t for n, t in inputs.items()}
-        values |= {graph.parameters[n].node.number: t for n, t in self.parameters.items()}
-        values |= {node.number: t for node, t in graph.constants.values()}
-        graph.run(values, graph.needed(graph.outputs))
-        return [values[n.number] for n in graph.outputs]
+        values = {self.given[n].number: t for n, t in inputs.items()}
+        values |= {self.declared[n].node.number: t if self._trains(n) else t.detach() for n, t in self.parameters.items()}
+        values |= {node.number: t for node, t in self.constants}
+        self.graph.run(values, self.calls)
+        fixed = [t._storage for _, t in self.constants]
+        results = [values[n.number] for n in self.results]
+        return [t.clone() if any(t._storage is s for s in fixed) else t for t in results]  # what is handed out may be changed
+
+    def _trains(self, name: str) -> bool:
+        """Whether this session differentiates by a parameter; another that shares it may do otherwise."""
+        return self.declared[name].trainable and self.config.mode == "training"
 
     def _infer(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         with mg.no_grad():
@@ -85,8 +101,9 @@ class StaticSession:
 
     def _train(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         if self.accumulation is None:
-            for p in self.parameters.values():
-                p.grad = None
+            for name, p in self.parameters.items():
+                if self._trains(name):
+                    p.grad = None
         loss, *others = self._forward(inputs)
         if self.accumulation is not None:
             self.accumulation.backward(loss)
@@ -94,7 +111,7 @@ class StaticSession:
         else:
             loss.backward()
             if self.config.max_grad_norm is not None:
-                clip_grad_norm_([p for p in self.parameters.values() if p.requires_grad], self.config.max_grad_norm)
+                clip_grad_norm_([p for n, p in self.parameters.items() if self._trains(n)], self.config.max_grad_norm)
             if self.optimizer is not None:
                 self.optimizer.step()
         return (loss.detach(), *(t.detach() for t in others))
@@ -103,17 +120,19 @@ class StaticSession:
 
     def set_input(self, name: str, value: Any) -> None:
         """Values of an input for the steps to come. value: array or tensor of its shape."""
-        self.inputs[name] = fitted(lookup(self.graph.inputs, "input", name, self.graph.name), value)
+        self.inputs[name] = fitted(lookup(self.given, "input", name, self.graph.name), value)
 
     def bind_external_buffer(self, name: str, buffer: Any) -> None:
         """Let an input read memory that somebody else fills, at every step: a tensor of its shape and dtype, or a GPUBuffer
         of the shared device with the usages STORAGE, COPY_SRC and COPY_DST, which must outlive the session."""
-        node = lookup(self.graph.inputs, "input", name, self.graph.name)
+        node = lookup(self.given, "input", name, self.graph.name)
         if isinstance(buffer, Tensor):
             if buffer.shape != node.shape or buffer.dtype is not node.dtype:
                 raise mg.ShapeError(f"input {name!r} is {node.dtype.name}{list(node.shape)}, the tensor is {buffer.layout}\n  at {site()}")
             self.inputs[name] = buffer.detach()
             return
+        if not hasattr(buffer, "size") or not hasattr(buffer, "usage"):
+            raise MeganeuraError(f"input {name!r} can be bound to a tensor or a GPUBuffer, not to {buffer!r}\n  at {site()}")
         elements = int(np.prod(node.shape, dtype=np.int64))
         need = padded_bytes(elements, node.dtype)
         if buffer.size < need:
@@ -122,15 +141,18 @@ class StaticSession:
         storage = Storage(node.dtype, elements, world.device.adopt(buffer), world)
         self.inputs[name] = Tensor._make(storage, mg.storage.Layout(node.dtype, node.shape))
 
-    def step(self, **inputs: Any) -> tuple[Tensor, ...]:
+    def step(self, /, **inputs: Any) -> tuple[Tensor, ...]:
         """Run once; returns the outputs without waiting for them. inputs: as for set_input, by name."""
         for name, value in inputs.items():
             self.set_input(name, value)
-        missing = [n for n in self.graph.inputs if n not in self.inputs]
+        self.outputs = self._step(self._complete())
+        return self.outputs
+
+    def _complete(self) -> dict[str, Tensor]:
+        missing = [n for n in self.given if n not in self.inputs]
         if missing:
             raise MeganeuraError(f"no value yet for {', '.join(map(repr, missing))}: set_input(name, value) first\n  at {site()}")
-        self.outputs = self._step({n: self.inputs[n] for n in self.graph.inputs})
-        return self.outputs
+        return {n: self.inputs[n] for n in self.given}
 
     def wait(self) -> None:
         """Wait for all work; raises what went wrong in it."""
@@ -142,7 +164,7 @@ class StaticSession:
         """An output of the last step as a numpy array, by number or by its node's name."""
         if not self.outputs:
             raise MeganeuraError(f"no step was made yet\n  at {site()}")
-        names = [n.name for n in self.graph.outputs]
+        names = self.output_names
         if isinstance(which, str):
             which = names.index(lookup({n: n for n in names}, "output", which, self.graph.name))
         if not -len(names) <= which < len(names):
@@ -163,7 +185,7 @@ class StaticSession:
     def set_parameter(self, name: str, value: Any) -> None:
         """Give a parameter values, in place. value: array or tensor of its shape."""
         lookup(self.parameters, "parameter", name, self.graph.name)
-        tensor = fitted(self.graph.parameters[name].node, value)
+        tensor = fitted(self.declared[name].node, value)
         with mg.no_grad():
             self.parameters[name].copy_(tensor)
 
@@ -175,7 +197,7 @@ class StaticSession:
         """The gradient that the last step left for a parameter, as a numpy array."""
         p = lookup(self.parameters, "parameter", name, self.graph.name)
         if p.grad is None:
-            why = "it is not trained" if not p.requires_grad else "no step was made, the loss does not need it, or an update took it"
+            why = "it is not trained" if not self._trains(name) else "no step was made, the loss does not need it, or an update took it"
             raise MeganeuraError(f"parameter {name!r} has no gradient: {why}\n  at {site()}")
         return p.grad.numpy()
 
@@ -189,6 +211,9 @@ class StaticSession:
             if mine.shape != theirs.shape or mine.dtype is not theirs.dtype:
                 raise mg.ShapeError(f"parameter {name!r} is {mine.layout} here and {theirs.layout} there\n  at {site()}")
         self.parameters |= {n: other.parameters[n] for n in shared}
+        for name in shared:
+            if self._trains(name):  # the other one may only infer, or keep it frozen
+                self.parameters[name].requires_grad_(True)
         self._optimize()
         self._compile()
 
@@ -204,7 +229,7 @@ class StaticSession:
     @property
     def session(self) -> Any:
         """The compiled session of the step, once all inputs are set."""
-        return self._step.session({n: self.inputs[n] for n in self.graph.inputs})
+        return self._step.session(self._complete())
 
     def memory_summary(self) -> dict[str, int]:
         """Bytes of parameters, of gradients held now, of optimizer state, of the session's own values with and without
@@ -220,8 +245,13 @@ class StaticSession:
             "outputs": plan.outputs,
         }
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise MeganeuraError(
+            f"a session cannot be copied or pickled: build another one and set_parameter(name, session.read_param(name))\n  at {site()}"
+        )
+
     def __repr__(self) -> str:
-        return f"<session of {self.graph.name}, {self.config.mode}: {len(self.parameters)} parameters, {len(self.graph.calls)} calls>"
+        return f"<session of {self.graph.name}, {self.config.mode}: {len(self.parameters)} parameters, {len(self.calls)} calls>"
 
 
 def _named(fn: Any, name: str) -> Any:

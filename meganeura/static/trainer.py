@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 import meganeura as mg
 
@@ -38,9 +41,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.schedule not in ("step", "epoch"):
             raise MeganeuraError(f"TrainConfig(schedule={self.schedule!r}): it must be 'step' or 'epoch'")
+        if "loss" in self.metrics:
+            raise MeganeuraError("TrainConfig(metrics={'loss': ...}): 'loss' is the mean of the graph's first output; choose another name")
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """What training gave: `losses`, one a step; `epochs`, a row of means each."""
 
@@ -50,6 +55,8 @@ class History:
     def __str__(self) -> str:
         rows = [", ".join(f"{k} {v:.4g}" for k, v in row.items()) for row in self.epochs]
         return "\n".join(f"epoch {i + 1}: {row}" for i, row in enumerate(rows))
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(k for row in self.epochs for k in row))
@@ -65,7 +72,7 @@ class Trainer:
     """Steps a training session over a loader. Batches are dicts by input name, or tuples in the order of the graph's inputs."""
 
     def __init__(self, session: StaticSession, config: TrainConfig | None = None) -> None:
-        if session.config.mode != "training" or session.optimizer is None:
+        if not isinstance(session, StaticSession) or session.config.mode != "training" or session.optimizer is None:
             raise MeganeuraError(f"a Trainer needs a session built with SessionConfig.training(optimizer=...)\n  at {site()}")
         self.session, self.config = session, config or TrainConfig()
         self.scheduler = self.config.scheduler(session.optimizer) if self.config.scheduler else None
@@ -89,16 +96,25 @@ class Trainer:
         losses: list[Tensor] = []
         metrics: dict[str, list[Any]] = {name: [] for name in self.config.metrics}
         title = f"epoch {len(self.history.epochs) + 1}"
-        with tqdm(loader, title, unit="step", disable=not self.config.progress) as bar:
-            for batch in bar:
-                losses.append(self._step(self._by_name(batch), metrics))
-                if self.config.progress and len(losses) % READ_EVERY == 0:
-                    bar.set_postfix(loss=f"{losses[-1].item():.4f}")
+        try:
+            with tqdm(loader, title, unit="step", disable=not self.config.progress) as bar:
+                for batch in bar:
+                    losses.append(self._step(self._by_name(batch), metrics))
+                    if self.config.progress and len(losses) % READ_EVERY == 0:
+                        bar.set_postfix(loss=f"{losses[-1].item():.4f}")
+        except BaseException:  # also Ctrl-C: the steps that were made stay in the history
+            with contextlib.suppress(MeganeuraError):
+                self._note(losses)
+            raise
         if not losses:
             raise MeganeuraError(f"the loader gave no batch\n  at {site()}")
-        found = [float(v) for v in mg.stack(losses).tolist()]
-        self.history.losses += found
+        found = self._note(losses)
         return {"loss": sum(found) / len(found), **{name: _mean(values) for name, values in metrics.items()}}
+
+    def _note(self, losses: list[Tensor]) -> list[float]:
+        found = [float(v) for v in mg.stack(losses).tolist()] if losses else []
+        self.history.losses += found
+        return found
 
     def _step(self, batch: dict[str, Tensor], metrics: dict[str, list[Any]]) -> Tensor:
         session = self.session
@@ -107,22 +123,32 @@ class Trainer:
         updated = session.accumulation is None or session.accumulation.count == 0
         if self.scheduler is not None and self.config.schedule == "step" and updated:
             self.scheduler.step()
-        named = {n.name: t for n, t in zip(session.graph.outputs, outputs, strict=True)}
+        named = dict(zip(session.output_names, outputs, strict=True))
         for name, metric in self.config.metrics.items():
             with mg.no_grad():
-                metrics[name].append(metric(named, session.inputs))
+                metrics[name].append(_checked(name, metric(named, session.inputs)))
         if self.config.on_step is not None:
             self.config.on_step(self.steps, outputs[0].item())
         return outputs[0]
 
     def _by_name(self, batch: Any) -> dict[str, Any]:
-        names = list(self.session.graph.inputs)
+        names = list(self.session.given)
         if isinstance(batch, Mapping):
             return dict(batch)
         values = batch if isinstance(batch, (tuple, list)) else (batch,)
         if len(values) != len(names):
             raise MeganeuraError(f"a batch of {len(values)} tensors for the inputs {', '.join(map(repr, names))}\n  at {site()}")
         return dict(zip(names, values, strict=True))
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A metric's value, at the step that gave it."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().reshape(())
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return value
+    shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise MeganeuraError(f"metric {name!r} gave {shown}; it must give a number, or a tensor of one element\n  at {site()}")
 
 
 def _mean(values: list[Any]) -> float:

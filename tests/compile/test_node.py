@@ -138,11 +138,30 @@ def test_changed_parameter_between_forward_and_backward_raises() -> None:
         loss.backward()
 
 
-def test_double_backward_is_refused() -> None:
+def test_double_backward_runs_the_code_again() -> None:
     f = mg.compile(lambda x: x * x * x)
     x = mg.ones(3, requires_grad=True)
-    with pytest.raises(mg.GradientError, match="create_graph"):
-        mg.grad(f(x).sum(), x, create_graph=True)
+    (slope,) = mg.grad(f(x).sum(), x, create_graph=True)
+    (bend,) = mg.grad(slope.sum(), x)
+    assert slope.tolist() == [3, 3, 3] and bend.tolist() == [6, 6, 6]
+
+
+def test_double_backward_that_is_refused() -> None:
+    w, x = mg.ones(3), mg.ones(3, requires_grad=True)
+
+    def counting(x: object) -> object:
+        w.add_(1)
+        return x * x
+
+    cases = [(counting, lambda: None, "changes (.|\n)* in place"), (lambda x: x * x, lambda: w.add_(1), "in place since")]
+    for fn, change, message in cases:
+        y = mg.compile(lambda x, fn=fn: fn(x) * w)(x).sum()
+        change()
+        with pytest.raises(mg.GradientError, match=f"create_graph(.|\n)*{message}"):
+            mg.grad(y, x, create_graph=True)
+    y = mg.compile(lambda x, z: (x * z).sum())(x, mg.ones(3))
+    with pytest.raises(mg.GradientError, match=r"create_graph(.|\n)*argument of the call is gone"):
+        mg.grad(y, x, create_graph=True)
 
 
 def test_no_gradient_raises_only_in_backward() -> None:

@@ -154,9 +154,9 @@ def test_dead_and_equal_nodes_go() -> None:
         return (x.T @ x).sum() + (x.T @ x).sum()
 
     g = _same(f, x)
-    assert _names(g.graph(x)) == ["batched_matmul", "sum", "add"]
+    assert _names(g.graph(x)) == ["matmul", "sum+add"]
     off = mg.compile(f, rewrite="off")
-    assert _names(off.graph(x)) == ["batched_matmul", "sum", "batched_matmul", "sum", "add"]
+    assert _names(off.graph(x)) == ["matmul", "sum", "matmul", "sum", "add"]
 
 
 def test_random_numbers_do_not_depend_on_pruning() -> None:
@@ -189,16 +189,14 @@ def test_verifier_finds_a_moved_read() -> None:
         verify.verify(graph)
 
 
-def test_plan_reuses_buffers_but_never_within_a_step() -> None:
+def test_plan_reuses_buffers() -> None:
+    """That none is bound twice in a step, and everything else that must hold: test_plan.py."""
     s = setup()
     step = mg.compile(s.step)
     x, y = batch()
     found = step.plan(x, y)
     assert found.nbytes < found.demanded
     steps = lower(step.graph(x, y).nodes, mg.gpu.current().profile)
-    for one in steps:
-        places = [found.place[c] for c in {c for c in one.cells if c in found.place}]
-        assert len(places) == len(set(places))
     loose = plan.plan(step.graph(x, y), steps, reuse=False)
     assert loose.nbytes == loose.demanded == found.demanded
     assert "adam_update" in str(found)
@@ -231,3 +229,15 @@ def test_lowering_needs_no_device() -> None:
     graph = mg.compile(setup().step).graph(*batch())
     for profile in (Profile(), Profile(family="cpu", subgroup_size=8, max_storage_buffers=16)):
         assert len(lower(graph.nodes, profile)) == len(graph.nodes)
+
+
+def test_a_cast_to_float16_rounds_inside_a_chain_too() -> None:
+    special = [0.0, -0.0, 1e-8, 3e-8, 2.98e-8, 6e-8, 6.1e-5, 65504.0, 65519.0, 65520.0, -7e4, np.inf, -np.inf, np.nan, 2049.0]
+    drawn = np.random.default_rng(0).standard_normal(2000) * np.exp2(np.arange(2000) % 40 - 26)
+    values = np.concatenate([special, drawn]).astype(np.float32)
+    compiled = mg.compile(lambda x: (x * 2.0).half().float() * 0.5)
+    with np.errstate(over="ignore"):
+        want = (values * np.float32(2)).astype(np.float16).astype(np.float32) * np.float32(0.5)
+    x = mg.tensor(values)
+    np.testing.assert_array_equal(compiled(x).numpy(), want)
+    assert len(compiled.graph(x).nodes) == 1

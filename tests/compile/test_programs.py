@@ -22,12 +22,13 @@ def _plain(name: str) -> Callable[[Any], Any]:
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),
     "SGD momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    **{n: _plain(n) for n in ("Adagrad", "Adam", "AdamW", "Adamax", "LaProp", "Lion", "NAdam", "RAdam", "RMSprop")},
+    **{n: _plain(n) for n in ("Adagrad", "Adam", "AdamW", "Adamax", "LaProp", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop")},
     "Adadelta": optim.Adadelta,
+    "Muon": lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=0.01),
     "Adam amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
 }
 # The first step of these moves by about lr * sign(gradient), however small the gradient: rounding decides near zero.
-SIGNS = {"Lion", "Adam", "AdamW", "Adamax", "NAdam", "LaProp", "RMSprop", "Adagrad", "Adam amsgrad", "RAdam", "Adadelta"}
+SIGNS = {"Lion", "Adam", "AdamW", "Adamax", "NAdam", "LaProp", "RMSprop", "Adagrad", "Adam amsgrad", "RAdam", "Adadelta", "Rprop"}
 
 
 def check(run: Callable[[bool], list[Any]], eps: float = 3e-6) -> None:

@@ -87,6 +87,24 @@ def test_rebinding_alternates_without_new_bind_groups(device: gpu.Device, ahead:
     assert device.counters.bind_groups == groups
 
 
+def test_only_chunks_that_do_not_change_are_recorded_ahead(device: gpu.Device) -> None:
+    frozen, b = chain(device, 6, chunk=2, ahead=True)
+    other = device.alloc(256)
+    device.write(b[0], 0, np.zeros(64, np.float32))
+    now, spare = b[6], other
+    for _ in range(4):
+        frozen.run()
+        assert floats(device, now, 1)[0] == 6
+        frozen.rebind(now, spare)
+        now, spare = spare, now
+        assert 2 not in frozen.ready
+    assert sorted(frozen.ready) == [0, 1]
+    for _ in range(3):
+        frozen.run()
+    assert sorted(frozen.ready) == [0, 1, 2]
+    assert floats(device, now, 1)[0] == 6
+
+
 def test_a_refused_rebind_changes_nothing(device: gpu.Device) -> None:
     frozen, b = chain(device, 2)
     with pytest.raises(DeviceError, match="writes a buffer"):

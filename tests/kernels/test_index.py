@@ -307,3 +307,27 @@ def test_combined_with_a_base(columns: int, combine: str, family: str) -> None:
         got = download(target, dtype, base.size).reshape(base.shape)
         expected = np.stack([want.get(k, base[k].astype(np.float64)) for k in range(size)]).astype(dtype.numpy)
         np.testing.assert_allclose(got, expected, rtol=1e-4, err_msg=f"{combine} {dtype} {include}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [D.float32, D.float16, D.int32], ids=lambda d: d.name)
+@pytest.mark.parametrize("columns", [1, 2, 4, 32])
+def test_many_tokens_of_few_columns(columns: int, dtype: DType, family: str) -> None:
+    """Runs inside and across the blocks of a workgroup; single words are sorted along with their indices, which change their order."""
+    rng = np.random.default_rng(3)
+    for size, count in ((1, 9001), (3, 6000), (700, 9001), (30000, 5000)):
+        at, values = indices(size, count), rng.integers(-3, 4, (count, columns)).astype(dtype.numpy)
+        base = rng.integers(-5, 6, (size, columns)).astype(dtype.numpy)
+        layouts = {"base": Layout(dtype, base.shape), "input": Layout(dtype, values.shape), "index": Layout(D.int64, at.shape)}
+        for combine, include in (("sum", True), ("max", True), ("last", False)):
+            attrs = {"size": size, "combine": combine, "include": include}
+            call = make_call(Kernel("segment_sum"), layouts, (layouts["base"],), attrs=attrs)
+            target = upload(np.full(base.size, 0), dtype)
+            run(index.lower(call, profile(family)), [upload(base, dtype), upload(values, dtype), upload(at, D.int64), target])
+            want = base.astype(np.float64)
+            if combine == "last":
+                want[at] = values
+            else:
+                {"sum": np.add, "max": np.maximum}[combine].at(want, at, values)
+            got = download(target, dtype, base.size).reshape(base.shape)
+            np.testing.assert_array_equal(got, want.astype(dtype.numpy), err_msg=f"{combine} {size}")

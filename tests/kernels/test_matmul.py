@@ -193,6 +193,27 @@ def test_larger_sizes_on_cpu() -> None:
     assert [x.kernel.label for x in packed.launches] == ["matmul_pack", "matmul_pack", "matmul_gemm"]
 
 
+@pytest.mark.parametrize("name", ["gpu", "small"])
+def test_rows_of_odd_length_are_copied_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both copied for a rest of K, else only what needs it, if along k; batches, element sizes, parts of large operands."""
+    monkeypatch.setattr(matmul_gpu, "WHOLE_ROWS", 1)
+    monkeypatch.setattr(matmul_gpu, "USES", 1)
+
+    def copies(lowered: Lowered) -> int:
+        return [x.kernel.label for x in lowered.launches].count("matmul_rows")
+
+    for kinds in (("rows", "columns", "rows"), ("offset", "columns+offset", "padded"), ("padded", "columns", "columns")):
+        assert copies(check(device(name), (67, 45), (45, 71), kinds)) == 2
+        assert copies(check(device(name), (2, 37, 23), (2, 23, 40), kinds)) == 2
+    assert copies(check(device(name), (2, 3, 37, 33), (3, 33, 39), ("rows", "columns", "rows"))) == 2
+    assert copies(check(device(name), (67, 44), (44, 72), ("padded", "rows", "rows"))) == 1
+    assert copies(check(device(name), (67, 45), (45, 71), ("rows", "rows", "rows"))) == 0
+    assert copies(check(device(name), (67, 44), (44, 71), ("rows", "columns", "rows"))) == 0
+    for dtype in (D.float16, D.bfloat16, D.int32, D.uint32):
+        check(device(name), (40, 33), (33, 35), ("rows", "columns", "rows"), dtype)
+    check(device(name, max_binding=8192), (100, 63), (63, 101), ("rows", "columns", "rows"))
+
+
 TILES = sorted({p.tile for p in choices.POINTS}, key=repr)
 
 

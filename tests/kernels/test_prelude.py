@@ -222,7 +222,7 @@ def pairs(*extra: float) -> tuple[np.ndarray, np.ndarray]:
     return a.ravel().astype(np.float32), b.ravel().astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["pow_", "nan_max", "nan_min", "atan2_", "fmod_", "remainder_", "floor_div"])
+@pytest.mark.parametrize("name", ["pow_", "nan_max", "nan_min", "atan2_", "fmod_", "remainder_", "floor_div", "trunc_div"])
 def test_special_pairs_agree_with_pytorch(name: str) -> None:
     a, b = pairs(16777216, 5e9)
     fn = {
@@ -233,6 +233,7 @@ def test_special_pairs_agree_with_pytorch(name: str) -> None:
         "fmod_": torch.fmod,
         "remainder_": torch.remainder,
         "floor_div": lambda p, q: torch.div(p, q, rounding_mode="floor"),
+        "trunc_div": lambda p, q: torch.div(p, q, rounding_mode="trunc"),
     }[name]
     want = fn(torch.from_numpy(a), torch.from_numpy(b)).numpy()
     if name in ("fmod_", "remainder_", "floor_div"):  # PyTorch's own float32 remainders lose digits of huge quotients
@@ -253,6 +254,35 @@ def test_remainders_are_exact(name: str, fn) -> None:
     exact = np.abs(want) < 2**20 if name == "floor_div" else np.ones(len(want), bool)
     np.testing.assert_array_equal(got[exact], want[exact])
     np.testing.assert_allclose(got, want, rtol=4e-7)  # Vulkan's division may be off by 2.5 ulp: it shows in huge quotients only
+
+
+@pytest.mark.parametrize("off", [-3, -2, -1, 0, 1, 2, 3])
+def test_whole_quotients_are_exact_whatever_the_division(off: int) -> None:
+    """Devices divide to within 2.5 ulp: a quotient that is whole is found all the same, others stay as they are."""
+    rng = np.random.default_rng(4)
+    n = np.concatenate([np.arange(1, 4000), rng.integers(1, 2**18, 20000)]).astype(np.float32) * rng.choice(np.float32([-1, 1]), 23999)
+    b = (rng.standard_normal(23999) * np.exp(rng.uniform(-30, 30, 23999))).astype(np.float32)
+    b = (b.view(np.uint32) & 0xFFFFF000).view(np.float32)  # short, so that many products are exact
+    a = n * b
+    whole = a.astype(np.float64) == n.astype(np.float64) * b
+    assert whole.mean() > 0.2
+    q = ((a / b).view(np.int32) + off).view(np.float32)
+    want = np.where(whole, n, np.trunc(q))
+    np.testing.assert_array_equal(apply("trunc_quotient({a}, {b}, {c})", "cpu", F, (a, F), (b, F), (q, F)), want)
+    a = np.nextafter(a, np.float32(0))
+    want = np.where(np.round(q).astype(np.float64) * b == a, np.round(q), np.trunc(q))
+    np.testing.assert_array_equal(apply("trunc_quotient({a}, {b}, {c})", "cpu", F, (a, F), (b, F), (q, F)), want)
+
+
+@pytest.mark.parametrize("name", ["trunc_div", "floor_div"])
+def test_rounded_quotients(name: str) -> None:
+    n = np.arange(-3000, 3001).astype(np.float32)
+    for b in (4.0, 3.0, 0.3, 1e4, -7.7, 1e-20):
+        b = np.full_like(n, b)
+        a = n * b
+        whole = a.astype(np.float64) == n.astype(np.float64) * b
+        got = apply(f"{name}({{a}}, {{b}})", "cpu", F, (a, F), (b, F))
+        np.testing.assert_array_equal(got[whole], n[whole])
 
 
 def test_integer_division() -> None:

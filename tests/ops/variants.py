@@ -168,7 +168,9 @@ def expanded(a: Any) -> tuple[Any, Callable[[], mg.Tensor]]:
 def half(a: Any) -> tuple[Any, Callable[[], mg.Tensor]]:
     if a.dtype != np.float32:
         return plain(a)
-    return a.astype(np.float16), lambda: make(a.astype(np.float16))
+    with np.errstate(over="ignore"):
+        small = a.astype(np.float16)
+    return small, lambda: make(small)
 
 
 LAYOUTS: dict[str, Callable[[Any], tuple[Any, Callable[[], mg.Tensor]]]] = {

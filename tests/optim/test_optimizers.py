@@ -40,6 +40,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NAdam", {"lr": 0.01}),
     ("NAdam", {"lr": 0.01, "weight_decay": 0.1, "momentum_decay": 0.1}),
     ("NAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    ("Rprop", {"lr": 0.01}),
+    ("Rprop", {"lr": 0.02, "etas": (0.4, 1.5), "step_sizes": (1e-3, 0.1), "maximize": True}),
     ("RAdam", {"lr": 0.01}),
     ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
     ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),

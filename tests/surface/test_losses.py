@@ -248,6 +248,78 @@ def test_cross_entropy_of_nothing_and_refusals() -> None:
                 fn(mg.tensor(floats(3, 5)), y).item()
 
 
+def test_large_vocabulary() -> None:
+    x, y = floats(3, 50257, low=-9, high=9), np.array([0, 50256, -100])
+    check("cross_entropy", x, y)
+    check("cross_entropy", x, y, floats(50257, low=0.2, high=2), label_smoothing=0.1, half=False, layouts=("plain",), grad=False)
+    check("cross_entropy", x, probabilities(3, 50257), reduction="sum", half=False, layouts=("plain",))
+
+
+def test_second_derivatives_of_cross_entropy() -> None:
+    x, w, y = floats(3, 4), floats(4, low=0.2, high=2), np.array([0, 3, 1])
+    for target in (y, probabilities(3, 4)):
+        for smoothing in (0.0, 0.2):
+            second = []
+            for lib in (torch, mg):
+                leaf = lib.tensor(x).requires_grad_()
+                loss = lib.nn.functional.cross_entropy(leaf, lib.tensor(target), lib.tensor(w), label_smoothing=smoothing)
+                (g,) = lib.autograd.grad([loss], [leaf], create_graph=True)
+                (g * lib.tensor(floats(3, 4, seed=8))).sum().backward()
+                second.append(leaf.grad.numpy())
+            np.testing.assert_allclose(second[1], second[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("chunk", [None, 3, 100])
+def test_linear_cross_entropy(reduction: str, chunk: int | None) -> None:
+    w, b, c = floats(7, 4, seed=1), floats(7, seed=2), floats(7, low=0.2, high=2, seed=3)
+    y = np.array([0, 6, -100, 3, 3, 1, 2, 5])
+    for target, smoothing in ((y, 0.1), (probabilities(8, 7), 0.0)):
+        kept = []
+        for lib in (torch, mg):
+            leaves = [lib.tensor(a).requires_grad_() for a in (floats(8, 4), w, b)]
+            fields: dict[str, Any] = {}
+            if chunk and lib is mg:
+                fields = {"options": mg.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)}
+            x, weight, bias = leaves
+            loss = lib.nn.functional.linear_cross_entropy(
+                x,
+                weight,
+                lib.tensor(target),
+                linear_bias=bias,
+                weight=lib.tensor(c),
+                reduction=reduction,
+                label_smoothing=smoothing,
+                **fields,
+            )
+            loss.sum().backward()
+            kept.append([loss.detach().numpy(), *(t.grad.numpy() for t in leaves)])
+        for want, got in zip(*kept, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+def test_linear_cross_entropy_module_and_chunks_under_compile() -> None:
+    loss = mg.nn.LinearCrossEntropyLoss(4, 7, bias=True, options=mg.nn.LinearCrossEntropyOptions(batch_chunk_size=2))
+    plain = mg.nn.LinearCrossEntropyLoss(4, 7, bias=True)
+    plain.load_state_dict(loss.state_dict())
+    y = mg.tensor(np.array([0, 6, -100, 3, 3]))
+
+    def step(module: Any) -> Any:
+        def run(x: mg.Tensor) -> Any:
+            module.zero_grad()
+            made = module(x, y)
+            made.backward()
+            return made
+
+        return run
+
+    x = mg.tensor(floats(5, 4))
+    want = step(plain)(x).item()
+    for run in (step(loss), mg.compile(step(loss))):
+        assert run(x).item() == pytest.approx(want, rel=1e-5)
+        np.testing.assert_allclose(loss.linear.weight.grad.numpy(), plain.linear.weight.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
 # ---- modules ----
 
 X, Y, T = floats(6, 5), floats(6, 5, seed=1), signs(6, 5)

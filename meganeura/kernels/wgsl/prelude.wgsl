@@ -21,6 +21,15 @@ fn copy_sign(x: f32, s: f32) -> f32 { return bitcast<f32>((bitcast<u32>(x) & 0x7
 fn head(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
 fn wrap_i8(x: i32) -> i32 { return (x << 24u) >> 24u; }
 fn f32_to_u32(x: f32) -> u32 { return select(u32(x), bitcast<u32>(i32(x)), x < 0.0); }
+// To the nearest float16, ties to even, kept as f32: below 2^-14 in steps of 2^-24, from 65520 on infinite. NaN stays NaN.
+fn round_f16(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  let a = u & 0x7fffffffu;
+  if a > 0x7f800000u { return x; }
+  if a < 0x38800000u { return round(x * 16777216.0) * 5.9604644775390625e-08; }
+  let r = (a + 0xfffu + ((a >> 13u) & 1u)) & 0xffffe000u;
+  return copy_sign(bitcast<f32>(select(r, 0x7f800000u, r > 0x477fe000u)), x);
+}
 // To the nearest bfloat16, ties to even, kept as f32. NaN stays NaN.
 fn round_bf16(x: f32) -> f32 {
   let b = bitcast<u32>(x);
@@ -407,6 +416,16 @@ fn div_(a: f32, b: f32) -> f32 {
   return (a * s) / (b * s);
 }
 
+// a / b rounded toward zero, q being about a / b. A device's division may be some ulp off: where b times the nearest
+// whole number is a itself (the product and what rounding took off it, by halves of 12 bits), that number is the quotient.
+fn trunc_quotient(a: f32, b: f32, q: f32) -> f32 {
+  let n = round(q);
+  let nh = head(n);
+  let bh = head(b);
+  let rest = ((nh * bh - a) + nh * (b - bh) + (n - nh) * bh) + (n - nh) * (b - bh);
+  return select(trunc(q), n, n * b == a && rest == 0.0);
+}
+fn trunc_div(a: f32, b: f32) -> f32 { return trunc_quotient(a, b, div_(a, b)); }
 // The exact remainder with the sign of a; NaN for b = 0 or an infinite a. Takes off up to 12 bits of the quotient a step.
 fn fmod_(a: f32, b: f32) -> f32 {
   let d = abs(b);

@@ -162,6 +162,11 @@ fn zeta_(s: f32, x: f32) -> f32 {
   }
   return select(select(r, inf(), x <= 0.0 && floor(x) == x), x, is_nan(x));
 }
+// The same for any s: infinite at 1, not a number below 1 and, unless s is whole, left of 0.
+fn zeta_any(s: f32, x: f32) -> f32 {
+  let r = select(zeta_(s, x), nan(), x < 0.0 && floor(x) != x && floor(s) != s);
+  return select(select(select(r, inf(), s == 1.0), nan(), s < 1.0), s, is_nan(s));
+}
 
 // --- Bessel functions
 

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ... import dispatch
+from ...errors import TraceError
+from ...provenance import site
+from ...tensor import Tensor
 from ..optimizer import Optimizer
+
+
+def at_every_run(step: Callable[..., None]) -> Callable[..., None]:
+    """A schedule's `step` that a compiled function takes at every run, in the order of what the host does for it."""
+
+    @functools.wraps(step)
+    def call(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if dispatch.current().reads:
+            return step(self, *args, **kwargs)
+        if any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
+            raise TraceError(
+                f"{type(self).__name__}.step() needs the value of a tensor, which is not there while tracing\n  at {site()}\n"
+                f"  return the metric and call step(metric.item()) outside"
+            )
+
+        def now() -> Sequence[float]:
+            step(self, *args, **kwargs)
+            return (0.0,)
+
+        dispatch.current().host_scalars(now, 1)
+
+    return call
 
 
 class LRScheduler:
@@ -13,6 +40,11 @@ class LRScheduler:
 
     `last_epoch` counts calls of `step`; -1 starts anew, another value continues from groups that hold 'initial_lr'.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            cls.step = at_every_run(cls.__dict__["step"])  # type: ignore[method-assign]
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -39,6 +71,7 @@ class LRScheduler:
         """The learning rate of each group at `last_epoch`."""
         raise NotImplementedError
 
+    @at_every_run
     def step(self) -> None:
         """Go one epoch (or whatever the caller counts) further."""
         self.last_epoch += 1

@@ -1,0 +1,204 @@
+"""Attention kernels of both families, of parts, and with little workgroup memory, against float64; results start as NaN."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meganeura import dtype as D
+from meganeura.kernels import attention, attention_gpu, attention_grad, attention_parts, rotary
+from meganeura.kernels.attention_problem import find
+from meganeura.kernels.call import make_call
+from meganeura.kernels.kernel import Call, Lowered
+from meganeura.ops import REGISTRY
+from meganeura.ops.attention import _grad_ref, _ref
+from meganeura.ops.infer import infer
+from meganeura.storage import Layout
+from tests.kernels.run_call import STORED, download, profile, run, upload
+
+F, H = D.float32, D.float16
+RNG = np.random.default_rng(1)
+FORWARD, BACKWARD = REGISTRY["attention_row"], REGISTRY["attention_grad_row"]
+
+
+class Case:
+    """Inputs of one attention, their layouts, and what is expected."""
+
+    def __init__(
+        self, q: tuple[int, ...], k: tuple[int, ...], width: int, dtype: Any = F, mask: Any = None, position: Any = None, **attrs: Any
+    ):
+        self.values = [RNG.standard_normal(s).astype(STORED[dtype.storage]) for s in (q, k, (*k[:3], width))]
+        self.layouts: list[Layout] = [Layout(dtype, x.shape) for x in self.values]
+        self.dtype, self.mask, self.position = dtype, mask, position
+        self.attrs = {"causal": False, "window": 0, "offset": 0, **attrs}
+        self.scale = 0.3
+
+    def extra(self) -> tuple[dict[str, Any], list[Any]]:
+        """Mask and position: layouts by name, buffers."""
+        layouts: dict[str, Any] = {"mask": None, "position": None}
+        buffers = []
+        for name, x in (("mask", self.mask), ("position", self.position)):
+            if x is not None:
+                dtype = D.bool_ if x.dtype == np.bool_ else D.int64 if x.dtype.kind == "i" else F
+                layouts[name] = Layout(dtype, x.shape)
+                buffers.append(upload(x, dtype))
+        return layouts, buffers
+
+    def expected(self) -> Any:
+        args = (self.mask, self.position, self.scale, *self.attrs.values())
+        with np.errstate(all="ignore"):
+            return _ref([x.astype(np.float64) for x in self.values], *args)
+
+    def call(self, op: Any, **more: Any) -> Call:
+        args = {"qkv": tuple(self.layouts), **self.extra()[0], "scale": self.scale, **self.attrs, **more}
+        args = {n: args[n] for n in op.names}
+        inferred = infer(op, args)
+        return make_call(op, args, inferred, [Layout(s.dtype, s.shape) for s in inferred.outputs])
+
+
+def close(got: Any, want: Any, half: bool, what: str) -> None:
+    assert np.isfinite(got[np.isfinite(want)]).all(), f"{what}: not everything was written"
+    tolerance = 4e-3 if half else 2e-5
+    scale = np.abs(want[np.isfinite(want)]).max(initial=1.0)
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=what)
+
+
+def outputs(call: Call) -> list[Any]:
+    return [upload(np.full(x.numel, np.nan), x.dtype) for x in call.outputs]
+
+
+def execute(case: Case, lower: Any) -> None:
+    """Forward and backward by `lower(call)`, compared with float64."""
+    half = case.dtype is H
+    call = case.call(FORWARD)
+    inputs, more = [upload(x, case.dtype) for x in case.values], case.extra()[1]
+    outs = outputs(call)
+    run(lower(call), [*inputs, *more, *outs], (case.scale,))
+    want = case.expected()
+    for o, layout, w, what in zip(outs, call.outputs, want, ("result", "log of the sum"), strict=True):
+        close(download(o, layout.dtype, layout.numel).reshape(layout.shape), w, half, what)
+    grad = RNG.standard_normal(want[0].shape).astype(STORED[case.dtype.storage])
+    kept = [want[0].astype(grad.dtype), want[1].astype(np.float32)]
+    layouts = {"grad": Layout(case.dtype, grad.shape), "out": Layout(case.dtype, grad.shape), "lse": Layout(F, want[1].shape)}
+    call = case.call(BACKWARD, **layouts)
+    outs = outputs(call)
+    run(lower(call), [upload(grad, case.dtype), *inputs, upload(kept[0], case.dtype), upload(kept[1], F), *more, *outs], (case.scale,))
+    args = (case.mask, case.position, case.scale, *case.attrs.values())
+    wanted = _grad_ref(grad.astype(np.float64), [x.astype(np.float64) for x in case.values], want[0], want[1], *args)
+    for o, layout, w, what in zip(outs, call.outputs, wanted, "qkv", strict=True):
+        close(download(o, layout.dtype, layout.numel).reshape(layout.shape), w, half, f"gradient of {what}")
+
+
+def by_parts(call: Call) -> Lowered:
+    p, operands = find(call)
+    made = attention_parts.backward if call.op is BACKWARD else attention_parts.forward
+    return made(p, operands, profile("cpu"))
+
+
+LOWERINGS: dict[str, Any] = {
+    "cpu": lambda call: attention.lower(call, profile("cpu")),
+    "gpu": lambda call: attention.lower(call, profile("gpu", max_workgroup_memory=49152)),
+    "small": lambda call: attention.lower(call, profile("gpu", max_workgroup_memory=16384, subgroups=False)),
+    "parts": by_parts,
+}
+
+
+def mask(*shape: int) -> Any:
+    out = RNG.integers(0, 3, shape) > 0
+    out[..., 0, :] = False
+    return out
+
+
+CASES: dict[str, Any] = {
+    "square": lambda: Case((1, 3, 70, 64), (1, 1, 70, 64), 64, causal=True),
+    "wide": lambda: Case((1, 2, 9, 128), (1, 2, 40, 128), 96),
+    "widest": lambda: Case((1, 1, 10, 256), (1, 1, 21, 256), 256, causal=True, offset=11),
+    "odd": lambda: Case((2, 2, 7, 5), (2, 1, 13, 5), 3, mask=mask(2, 1, 7, 13)),
+    "half": lambda: Case((2, 2, 33, 40), (2, 2, 40, 40), 48, dtype=H, window=9),
+    "added": lambda: Case((1, 4, 21, 32), (1, 2, 36, 32), 32, mask=RNG.standard_normal((4, 21, 36)).astype(np.float32)),
+    "padding": lambda: Case((2, 2, 11, 16), (2, 2, 40, 16), 16, mask=mask(2, 1, 1, 40)),
+    "position": lambda: Case((2, 4, 3, 16), (2, 2, 50, 16), 16, position=np.array([4, 47]), causal=True, window=20),
+}
+
+
+@pytest.mark.parametrize("how", LOWERINGS)
+@pytest.mark.parametrize("name", CASES)
+def test_against_float64(name: str, how: str) -> None:
+    execute(CASES[name](), LOWERINGS[how])
+
+
+@pytest.mark.parametrize("how", ["cpu", "gpu"])
+@pytest.mark.parametrize(("rows", "keys", "group"), [(1, 1500, 3), (1, 2100, 1), (4, 1300, 2)])
+def test_decoding_over_parts(rows: int, keys: int, group: int, how: str) -> None:
+    """Keys beyond the position hold NaN, as a cache that was never written may."""
+    case = Case((1, 2 * group, rows, 32), (1, 2, keys, 32), 32, position=np.array(keys // 2), causal=True)
+    call = case.call(FORWARD)
+    lowered = LOWERINGS[how](call)
+    assert len(lowered.launches) == 2
+    want = case.expected()
+    for x in case.values[1:]:
+        x[:, :, keys // 2 + rows :] = np.nan
+    outs = outputs(call)
+    run(lowered, [*(upload(x, F) for x in case.values), *case.extra()[1], *outs], (case.scale,))
+    for o, layout, w in zip(outs, call.outputs, want, strict=True):
+        close(download(o, layout.dtype, layout.numel).reshape(layout.shape), w, False, "decoding")
+
+
+def test_position_and_sizes_share_pipelines() -> None:
+    """Other lengths, offsets and windows are numbers of the uniform."""
+    keys = set()
+    for rows, length, offset, window in ((40, 40, 0, 3), (41, 99, 58, 9), (64, 65, 1, 30)):
+        case = Case((1, 2, rows, 32), (1, 2, length, 32), 32, causal=True, offset=offset, window=window)
+        keys.add(tuple(x.kernel.key for x in LOWERINGS["gpu"](case.call(FORWARD)).launches))
+        keys.add(tuple(x.kernel.key for x in LOWERINGS["cpu"](case.call(FORWARD)).launches))
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("name", ["square", "added", "odd"])
+def test_gradients_without_kept_scores_and_over_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_grad, "FEW", 0)
+    execute(CASES[name](), LOWERINGS["gpu"])
+    monkeypatch.setattr(attention_grad, "KEPT", 0)
+    execute(CASES[name](), LOWERINGS["gpu"])
+    monkeypatch.setattr(attention_grad, "ENOUGH", 1)
+    execute(CASES[name](), LOWERINGS["gpu"])
+
+
+def test_other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tile of the tables, structs around arrays included."""
+    for tile in {*attention_gpu.TILES, *attention_gpu.SHORT, *attention_gpu.FEW}:
+        for name in ("TILES", "SHORT", "FEW"):
+            monkeypatch.setattr(attention_gpu, name, (tile,))
+        monkeypatch.setattr(attention_gpu, "WRAP", tile.rows == 16)
+        case = Case((1, 2, 19, 64), (1, 2, 70, 64), 64, causal=True, offset=40)
+        call = case.call(FORWARD)
+        lowered = attention.lower(call, profile("gpu", max_workgroup_memory=49152))
+        outs = outputs(call)
+        run(lowered, [*(upload(x, F) for x in case.values), *outs], (case.scale,))
+        close(download(outs[0], F, call.outputs[0].numel).reshape(call.outputs[0].shape), case.expected()[0], False, repr(tile))
+
+
+def test_strides() -> None:
+    """Heads as they lie after a projection, [B, L, H, E], and keys of one head for all."""
+    case = Case((2, 4, 12, 16), (2, 1, 12, 16), 16, causal=True)
+    x = np.ascontiguousarray(np.swapaxes(case.values[0], 1, 2))
+    case.layouts[0] = Layout(F, (2, 4, 12, 16), (12 * 64, 16, 64, 1))
+    call = case.call(FORWARD)
+    for how in LOWERINGS.values():
+        outs = outputs(call)
+        run(how(call), [upload(x, F), *(upload(y, F) for y in case.values[1:]), *outs], (case.scale,))
+        close(download(outs[0], F, call.outputs[0].numel).reshape(2, 4, 12, 16), case.expected()[0], False, "strides")
+
+
+def test_rotary_and_cache_use_one_pipeline() -> None:
+    keys = set()
+    for rows in (3, 7):
+        op = REGISTRY["cache_write"]
+        args = {"caches": (Layout(F, (1, 2, 9, 8)),), "values": (Layout(F, (1, 2, rows, 8)),), "position": Layout(D.int64, ())}
+        inferred = infer(op, args)
+        lowered = rotary.lower(make_call(op, args, inferred, [Layout(s.dtype, s.shape) for s in inferred.outputs]), replace(profile("gpu")))
+        keys |= {x.kernel.key for x in lowered.launches}
+    assert len(keys) == 1
