@@ -6,7 +6,7 @@ EGGLOG = ("egglog-windowed", "egglog-outlined", "egglog-whole")
 
 
 class Options:
-    """`rewrite` 'off', 'greedy' or an egglog mode (api.REWRITES); `debug` checks after every pass; `reuse`: whether values may share memory."""
+    """`rewrite` 'off', 'greedy' or one of EGGLOG; `debug` checks after every pass; `reuse`: whether values may share memory."""
 
     __slots__ = ("debug", "reuse", "rewrite")
 

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from ... import config
 from ...errors import UnsupportedError
-from ..apply import Index
-from ..ir import Graph, Value
+from ..apply import Index, apply
+from ..ir import Graph, Node, Value
 from ..rule import Match
 from . import windows
 from .windows import Window
 
 if TYPE_CHECKING:
     from ..passes import Context
+    from .extract import Extraction
     from .terms import Rewrite, Saturation
 
 MODES = {"egglog-windowed": windows.windowed, "egglog-outlined": windows.outlined}
-SECONDS = 30.0  # for all e-graphs of one graph; what is left then stays as it is
+SECONDS = 30.0  # for all e-graphs of one graph; what is left then is rewritten greedily
 
 
 def needs_egglog(mode: str) -> None:
@@ -41,9 +42,10 @@ def rewrite_by_egraph(graph: Graph, context: Context) -> None:
 
 
 class Chosen:
-    """What an e-graph chose: rewrites, and the values by number that their sides are made of."""
+    """What an e-graph chose: rewrites, the values by number that their sides are made of, and what it costs before and after."""
 
-    def __init__(self, saturation: Saturation, wanted: Sequence[Rewrite]) -> None:
+    def __init__(self, saturation: Saturation, found: Extraction) -> None:
+        wanted, self.before, self.after = found.wanted, found.before[0], found.after[0]
         self.rewrites, self.applied, self.classes = wanted, saturation.applied, saturation.classes
         self.results = {
             id(w): {v for x in self.classes.applied[self.classes.node_of[w.left[w.rule.root]]] for v in self.applied[x].outputs}
@@ -65,18 +67,29 @@ class _Engine:
         self.deadline = monotonic() + SECONDS
         self.saturations = self.replays = self.missed = self.unfinished = 0
         self.before = self.after = 0.0
+        self.late = False
 
     def run(self) -> None:
         """All windows, in program order."""
         nodes, count = self.graph.nodes, 0
         for begin, end in self._slices():
+            if monotonic() > self.deadline:
+                self.late = True
+                break
             window = Window([n for n in nodes[begin:end] if n in self.index.keys], self.index, self.ops)
             ops = {n.op for n, _ in window.open}
             if any(ops.issuperset(n.op for n in r.pattern) for r in self.rules):
-                count += self._do(self._chosen(window), window.values)
+                chosen = self._chosen(window)
+                self.before, self.after = self.before + chosen.before, self.after + chosen.after
+                count += self._do(chosen, window.values)
         if count:
             self.graph.nodes = self.index.nodes()
+        if self.late:
+            apply(self.graph, self.rules, lambda match: self._note(match, match.nodes[match.rule.root]))
         self.context.report.engine = str(self)
+
+    def _note(self, match: Match, node: Node) -> None:
+        self.context.report.note(match.rule.name, node.site)
 
     def _slices(self) -> list[windows.Slice]:
         if self.mode in MODES:
@@ -95,8 +108,7 @@ class _Engine:
         found = Extraction(saturation, self.cost)
         self.saturations += 1
         self.unfinished += not saturation.complete
-        self.before, self.after = self.before + found.before[0], self.after + found.after[0]
-        self.known[window.signature] = chosen = Chosen(saturation, found.wanted)
+        self.known[window.signature] = chosen = Chosen(saturation, found)
         return chosen
 
     def _do(self, chosen: Chosen, values: Sequence[Value]) -> int:
@@ -127,7 +139,7 @@ class _Engine:
                 continue
             for match in w.rule.matches(node, self.index.maker):
                 if len(match.added) == len(w.added) and self._is_there(match, w, chosen, there) and self.index.replace(match, True):
-                    self.context.report.note(w.rule.name, node.site)
+                    self._note(match, node)
                     for x, added in zip(w.added, match.added, strict=True):
                         there.update((v, o.value) for v, o in zip(chosen.applied[x].outputs, added.outputs, strict=True))
                     return True
@@ -137,9 +149,7 @@ class _Engine:
     def _is_there(match: Match, w: Rewrite, chosen: Chosen, there: dict[int, Value]) -> bool:
         """Whether a match is of the same results."""
         values = chosen.classes.values
-        return all(
-            any(there.get(k) is old.value for k in values[chosen.classes.given[v]]) for old, v in zip(match.old, w.old, strict=True)
-        )
+        return all(any(there.get(k) is old.value for k in values[chosen.classes.given[v]]) for old, v in zip(match.old, w.old, strict=True))
 
     def __str__(self) -> str:
         """A line for the report."""
@@ -147,4 +157,5 @@ class _Engine:
         parts += [f"{self.replays} replayed"] if self.replays else []
         parts += [f"{self.missed} rewrites not possible"] if self.missed else []
         parts += [f"{self.unfinished} stopped at a limit"] if self.unfinished else []
+        parts += [f"the rest greedily after {SECONDS:.0f} s"] if self.late else []
         return ", ".join(parts)

@@ -211,8 +211,9 @@ class Extraction:
         used = self.used(self.choice) or {}
         wanted: dict[int, Rewrite] = {}
         places: set[At] = {self.choice[o] for o in (*self.needed, *(o for k in used for o in self.reads[k]))}
+        read = {*self.kept, *(self.classes.given[v] for v, _ in places)}
         todo: list[Rewrite] = [w for k in used if not self.saturation.applied[k].original for w in self._origin(k, used)]
-        todo += [w for w in self.saturation.rewrites if self._forwards(w, used, places)]
+        todo += [w for w in self.saturation.rewrites if self._forwards(w, used, places, read)]
         while todo:
             w = todo.pop()
             if wanted.setdefault(id(w), w) is w:
@@ -226,9 +227,11 @@ class Extraction:
         found = self.origins[k]
         return [next((w for w in found if self._replaces(w, used)), found[0])]
 
-    def _forwards(self, w: Rewrite, used: dict[int, None], places: set[At]) -> bool:
+    def _forwards(self, w: Rewrite, used: dict[int, None], places: set[At], read: set[Any]) -> bool:
         """Whether the choice has no need of a left side, because its result was there already."""
         if any(new in places and old not in places for old, new in w.moved):
             return True
-        maker = {v for k in w.added for v in self.saturation.applied[k].outputs}
-        return any(n not in maker for n in w.new) and not w.moved and w.left[w.rule.root] not in used
+        made = {v for k in w.added if not self.saturation.applied[k].original for v in self.saturation.applied[k].outputs}
+        if read.isdisjoint(self.classes.given[v] for v in w.old):
+            return False
+        return any(n not in made for n in w.new) and not w.moved and w.left[w.rule.root] not in used

@@ -234,9 +234,7 @@ class Saturation:
             numbers = {traced.leaves[n].value: v for n, (v, _) in zip(rule.tensors, places, strict=True)}
             self._add(rule, traced, region, row[1 + t + a :], numbers, classes)
 
-    def _add(
-        self, rule: Rule, traced: Traced, region: int, nodes: Sequence[Any], numbers: dict[Value, int], classes: Classes
-    ) -> None:
+    def _add(self, rule: Rule, traced: Traced, region: int, nodes: Sequence[Any], numbers: dict[Value, int], classes: Classes) -> None:
         """Unite both sides, if the traced left side is what egglog found."""
         if len(traced.left) != len(nodes):
             return

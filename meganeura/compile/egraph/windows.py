@@ -102,7 +102,7 @@ def whole(nodes: Sequence[Node], cutoff: int, name: str) -> list[Slice]:
     if len(nodes) <= WHOLE * cutoff:
         return [(0, len(nodes))] if nodes else []
     warnings.warn(
-        f"{name} has {len(nodes)} nodes, and egglog-whole takes {WHOLE} times MEGANEURA_EGRAPH_CUTOFF={cutoff}: rewritten as by egglog-windowed",
+        f"{name} has {len(nodes)} nodes, and egglog-whole takes {WHOLE} times MEGANEURA_EGRAPH_CUTOFF={cutoff}: it is rewritten in windows",
         TooLargeForOne,
         stacklevel=2,
     )
