@@ -78,7 +78,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("time per folder")
     for folder, seconds in sorted(_seconds.items(), key=lambda kv: -kv[1]):
         write(f"{seconds:8.1f} s  {folder}")
-    write(f"{_pipelines()} pipelines built in this process (at most {MOST_PIPELINES}); shader cache in {os.environ['MESA_SHADER_CACHE_DIR']}")
+    write(f"{_pipelines()} pipelines built in this process, at most {MOST_PIPELINES} allowed")
+    write(f"shader cache in {os.environ['MESA_SHADER_CACHE_DIR']}")
     for line in _forbidden_skips:
         write(f"FORBIDDEN SKIP {line} (only a missing optional package may skip a test)", red=True)
 
