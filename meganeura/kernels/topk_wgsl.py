@@ -14,7 +14,7 @@ FIELDS = ("rows", "count", "parts", "chunk", "shift", "above", "k", "places", "r
 _KEYS = T.storage(0, "keys", "vec4<u32>", "read")
 # Fours [lo, hi) of the row from `at`. The first four of a row may begin with `skew` keys of the row before, the last one end with
 # some of the next.
-_SKEW = "let at = row * p.count / 4u;\nlet skew = row * p.count & 3u;\nlet lo = part * p.chunk;\n"
+_SKEW = "let at = row * p.count / 4u;\nlet skew = (row * p.count) & 3u;\nlet lo = part * p.chunk;\n"
 _PART = _SKEW + "let hi = min((skew + p.count + 3u) / 4u, lo + p.chunk);\n"
 # Where the part's first key stands among all.
 _FIRST = "let first = row * p.count + max(lo * 4u, skew) - skew;\n"
