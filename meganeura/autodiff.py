@@ -412,7 +412,7 @@ class _Identity(dict[Any, Any]):
     """A dict over tensors by identity (Tensor hashes by id)."""
 
 
-def _seed(t: Tensor, given: Tensor | None, create_graph: bool) -> Tensor:
+def _seed(t: Tensor, given: Tensor | None) -> Tensor:
     if not needs_grad(t):
         raise GradientError(
             f"backward() on a tensor ({t.layout}) that does not require grad and has no history\n  at {site()}\n"
@@ -464,7 +464,7 @@ def _run(
     watched, path = WATCHERS[0], scope.path
     with set_grad_enabled(create_graph):
         for i, t in enumerate(roots):
-            send(edge_of(t), _seed(t, grads[i] if grads is not None else None, create_graph))
+            send(edge_of(t), _seed(t, grads[i] if grads is not None else None))
         while heap:
             node = heapq.heappop(heap)[1]
             slots = pending.pop(node)

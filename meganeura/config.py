@@ -17,8 +17,12 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def _option(default: Any, doc: str, choices: tuple[str, ...] = (), inert: str = "") -> Any:
-    """A field: its help text, its allowed words, and why it does nothing here (`inert`) where WebGPU has no such thing."""
+    """A field: its help text, its allowed words, and why it does nothing here (`inert`), if so."""
     return field(default=default, metadata={"doc": doc, "choices": choices, "inert": inert})
+
+
+_NO_UNITS = "no kernel uses matrix units"
+_NO_CAPS = "the device's limits choose the tiles of attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,14 @@ class Config:
 
     device_id: int | None = _option(None, "PCI device id of the adapter to open (decimal or 0x...); must open, no fallback")
     backend: str = _option("wgpu", "WebGPU implementation", ("wgpu", "wgpudawn", "dawn", "wgpu-opengl", "wgpudawn-null"))
-    disable_coop: bool = _option(False, "never use matrix units")
-    coop_f16: bool = _option(False, "f16 products on matrix units wherever precision allows 'medium'")
-    flash_fwd_coop: bool | None = _option(None, "matrix units in the attention forward kernel (unset: the device table decides)")
-    flash_bwd_coop: bool | None = _option(None, "matrix units in the attention backward kernels (unset: the device table decides)")
+    disable_coop: bool = _option(False, "never use matrix units", inert=_NO_UNITS)
+    coop_f16: bool = _option(False, "f16 products on matrix units wherever precision allows 'medium'", inert=_NO_UNITS)
+    flash_fwd_coop: bool | None = _option(
+        None, "matrix units in the attention forward kernel (unset: the device table decides)", inert=_NO_UNITS
+    )
+    flash_bwd_coop: bool | None = _option(
+        None, "matrix units in the attention backward kernels (unset: the device table decides)", inert=_NO_UNITS
+    )
     no_alias: bool = _option(False, "the planner gives every value its own buffer")
     no_device_local: bool = _option(False, "keep buffers in host memory", inert="WebGPU does not expose memory types")
     serial_dispatch: bool = _option(False, "submit after every dispatch")
@@ -45,19 +53,25 @@ class Config:
     )
     egraph_cost: str = _option("tensor-traffic", "cost model of the egglog modes", ("ast-size", "tensor-traffic"))
     egraph_cutoff: int = _option(300, "most nodes of a window of the egglog modes; egglog-whole takes graphs of 4 times as many")
-    greedy_pack_swiglu: bool = _option(True, "the greedy engine packs gate and up projections")
+    greedy_pack_swiglu: bool = _option(
+        True,
+        "the greedy engine packs gate and up projections",
+        inert="products of one input with several weights are packed without asking",
+    )
     device_parameters: bool = _option(False, "keep parameters in device-local memory", inert="WebGPU does not expose memory types")
     reuse_upload: bool = _option(False, "reuse upload heaps", inert="queue.write_buffer owns its staging memory")
-    tune: bool = _option(False, "tune kernels when a session is built")
-    flash_ept_cap: int | None = _option(None, "most head elements a thread in the attention forward kernel")
-    flash_grad_q_ept_cap: int | None = _option(None, "most head elements a thread in the query-gradient kernel")
-    flash_grad_kv_ept_cap: int | None = _option(None, "most head elements a thread in the key/value-gradient kernel")
-    flash_bwd_ept_cap: int | None = _option(None, "most head elements a thread in all attention backward kernels")
-    matmul_k_stage: int | None = _option(None, "K elements staged at a time in GPU matrix products")
-    interleave_columns: bool | None = _option(None, "interleave the columns of packed matrix products (unset: the table decides)")
-    gpu_timing: bool = _option(False, "time every session step with GPU timestamps")
+    tune: bool = _option(False, "tune kernels when a session is built", inert="kernels are not tuned; tables choose them")
+    flash_ept_cap: int | None = _option(None, "most head elements a thread in the attention forward kernel", inert=_NO_CAPS)
+    flash_grad_q_ept_cap: int | None = _option(None, "most head elements a thread in the query-gradient kernel", inert=_NO_CAPS)
+    flash_grad_kv_ept_cap: int | None = _option(None, "most head elements a thread in the key/value-gradient kernel", inert=_NO_CAPS)
+    flash_bwd_ept_cap: int | None = _option(None, "most head elements a thread in all attention backward kernels", inert=_NO_CAPS)
+    matmul_k_stage: int | None = _option(None, "K elements staged at a time in GPU matrix products", inert="the table of tiles says it")
+    interleave_columns: bool | None = _option(
+        None, "interleave the columns of packed matrix products (unset: the table decides)", inert="packed products are not interleaved"
+    )
+    gpu_timing: bool = _option(False, "time every session step with GPU timestamps", inert="meganeura.profile() times a block")
     gpu_capture: str = _option("", "write a GPU capture", inert="WebGPU has no capture interface; use the vendor's tool")
-    trace: str = _option("", "file to write a Perfetto trace to")
+    trace: str = _option("", "file to write a Perfetto trace to", inert="meganeura.profile() writes traces")
     plan_cache: str = _option("", "directory of the cache of rewritten and planned graphs (unset: the user's caches; off: none)")
     debug: bool = _option(False, "verify the IR after every pass and check every buffer on every dispatch")
     check: bool = _option(False, "compare every eager op with its numpy reference")

@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 
 _ALLOWED_SKIPS = ("could not import", "No module named")  # only a missing optional package may skip a test
-MOST_PIPELINES = 17000  # that the whole suite may build, PyTorch installed: lower it when fewer do, and say why when it must grow
+MOST_PIPELINES = 17000  # that the whole suite may build in one process, PyTorch installed: lower it when fewer do, say why it grows
 _seconds: dict[str, float] = defaultdict(float)
 _forbidden_skips: list[str] = []
+_built: list[int] = []  # pipelines, by worker processes that ended
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,14 +64,22 @@ def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if (_forbidden_skips or _pipelines() > MOST_PIPELINES) and session.exitstatus == pytest.ExitCode.OK:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["pipelines"] = _pipelines()
+        return
+    if (_forbidden_skips or (not _built and _pipelines() > MOST_PIPELINES)) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _built.append(getattr(node, "workeroutput", {}).get("pipelines", 0))
+
+
 def _pipelines() -> int:
-    """Pipelines built by the devices of this process that still exist."""
+    """Pipelines built by the devices of this process that still exist, and by worker processes."""
     gpu = sys.modules.get("meganeura.gpu.device")
-    return sum(d.counters.pipelines for d in gpu._devices) if gpu else 0
+    return sum(_built) + (sum(d.counters.pipelines for d in gpu._devices) if gpu else 0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -78,7 +87,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("time per folder")
     for folder, seconds in sorted(_seconds.items(), key=lambda kv: -kv[1]):
         write(f"{seconds:8.1f} s  {folder}")
-    write(f"{_pipelines()} pipelines built in this process, at most {MOST_PIPELINES} allowed")
+    where = f"{len(_built)} processes" if _built else f"one process, which may build {MOST_PIPELINES}"
+    write(f"{_pipelines()} pipelines built in {where}")
     write(f"shader cache in {os.environ['MESA_SHADER_CACHE_DIR']}")
     for line in _forbidden_skips:
         write(f"FORBIDDEN SKIP {line} (only a missing optional package may skip a test)", red=True)

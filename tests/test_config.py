@@ -39,6 +39,8 @@ def test_unknown_names_warn() -> None:
 def test_options_without_a_mechanism_say_so() -> None:
     with pytest.warns(UserWarning, match="no effect: WebGPU does not expose memory types"):
         config.resolve({"MEGANEURA_NO_DEVICE_LOCAL": "1"})
+    with pytest.warns(UserWarning, match="no effect: no kernel uses matrix units"):
+        config.resolve({"MEGANEURA_DISABLE_COOP": "1"})
 
 
 def test_other_variables_are_left_alone() -> None:

@@ -47,11 +47,11 @@ _started = time.time()
 
 
 class Entry:
-    """A graph's place in the cache. `hit`: the graph was found there; `planned`: so was its plan."""
+    """A graph's place in the cache. `hit`: the graph was found there."""
 
     def __init__(self, path: Path, key: str, traced: Traced, reuse: bool) -> None:
         self.path, self.key, self.traced, self.reuse = path, key, traced, reuse
-        self.hit = self.planned = False
+        self.hit = False
         self.cells: list[Cell] = []  # by number
         self.digest = b""  # of the graph's line of the file
         self.plan = ""  # the plan's line
@@ -92,7 +92,6 @@ class Entry:
         except BROKEN as e:
             _complain(f"the plan cache holds {self.path}, whose plan cannot be used: {e!r}")
             return None
-        self.planned = True
         return found
 
     def store_plan(self, graph: Graph, made: Plan) -> None:

@@ -276,6 +276,7 @@ class _Builder:
 
 
 def same_number(a: Any, b: Any) -> bool:
+    """Whether two numbers of a graph are one: host scalars by identity, others by type and value."""
     if isinstance(a, HostScalar) or isinstance(b, HostScalar):
         return a is b
     return scalar_dtype(a) is scalar_dtype(b) and repr(a) == repr(b)

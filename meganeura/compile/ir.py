@@ -36,6 +36,7 @@ class Cell:
 
     @property
     def nbytes(self) -> int:
+        """Of its buffer, padding included."""
         return padded_bytes(self.elements, self.dtype)
 
     def __repr__(self) -> str:
@@ -107,6 +108,7 @@ class Node:
 
     @property
     def in_place(self) -> bool:
+        """Whether it writes into a cell that held a value before."""
         return any(v is not None for v in self.previous)
 
     @property

@@ -142,7 +142,7 @@ class Eager(Interpreter):
         try:
             inferred = infer(op, args)
             outputs = self._output_layouts(op, values, inferred.outputs, out)
-            alias = self._operand_aliases(op, values, tensors, out)
+            alias = self._operand_aliases(op, values, out)
             if out is None and not op.mutates:
                 self._check_size(outputs)
             call = make_call(op, args, inferred, outputs, alias)
@@ -176,7 +176,7 @@ class Eager(Interpreter):
         check_inplace(spec, out.layout)
         return [out.layout]
 
-    def _operand_aliases(self, op: Op, values: Sequence[Any], tensors: list[Tensor], out: Tensor | None) -> tuple[int, ...]:
+    def _operand_aliases(self, op: Op, values: Sequence[Any], out: Tensor | None) -> tuple[int, ...]:
         if out is None and not op.mutates:
             return ()
         operands: list[Any] = []

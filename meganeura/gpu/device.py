@@ -122,6 +122,7 @@ class Device:
             max_workgroup_size=limits["max-compute-invocations-per-workgroup"],
             max_groups=limits["max-compute-workgroups-per-dimension"],
             vendor=self.info["vendor"],
+            winograd=not self.config.no_winograd,
         )
 
     # memory

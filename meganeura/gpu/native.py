@@ -291,13 +291,6 @@ class Native:
     def unmap(self, buffer: Any) -> None:
         self.safe.wgpuBufferUnmap(buffer)
 
-    def poll(self, device: Any) -> None:
-        """Run the callbacks of what has completed; never blocks."""
-        if self.backend == "wgpu":
-            self.lib.wgpuDevicePoll(device, 0, self.ffi.NULL)
-        else:
-            self.safe.wgpuInstanceProcessEvents(self._instance())
-
     def wait(self, device: Any, token: Token) -> None:
         """Wait in slices, so that Ctrl-C is answered. Spins first: short kernels finish within a scheduler tick."""
         if self.backend == "dawn":

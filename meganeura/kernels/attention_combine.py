@@ -23,7 +23,7 @@ class CombineForm:
     wide: bool
 
 
-def combine(values: int, sums: int, parts: int, out: Source, lse: Source, profile: Profile) -> Launch:
+def combine(values: int, sums: int, parts: int, out: Source, lse: Source) -> Launch:
     """out [B, H, L, D] and lse [B, H, L], both contiguous, from temporaries `values` and `sums`."""
     rows, width = lse.layout.numel, out.layout.shape[3]
     form = CombineForm(out.layout.dtype, width % 4 == 0 and out.layout.offset % 4 == 0)

@@ -74,7 +74,7 @@ def lower(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lower
     kernel = Kernel(("attention cpu", form), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
     launches = [Launch(kernel, numbers, (heads, tiles * parts, p.batch), T.pack(words), p.scalars())]
     if parts > 1:
-        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse, profile))
+        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse))
     return Lowered(tuple(launches), tuple(temps))
 
 

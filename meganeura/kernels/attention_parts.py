@@ -142,7 +142,7 @@ def backward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lo
         w.launches += copies(lse.layout, plain, (lse.number, number), profile)
         lse = Source(number, plain)
     dots = Source(w.temp(p.batch * p.heads * p.rows * 4), Layout(float32, lse.layout.shape))
-    w.launches.append(row_dots(grad, out, dots, profile))
+    w.launches.append(row_dots(grad, out, dots))
     parts = list(_parts(p, profile.max_binding))
     memory = [w.temp(_bytes(p, *parts[0])) for _ in range(2)]
     for b, h in parts:
@@ -236,7 +236,7 @@ def _rows_source(form: RowsForm, profile: Profile) -> str:
 # --- sum(grad * out) a row --------------------------------------------------------------------------------------------
 
 
-def row_dots(a: Source, b: Source, out: Source, profile: Profile) -> Launch:
+def row_dots(a: Source, b: Source, out: Source) -> Launch:
     """sum(a * b) over the last of four dimensions, contiguous in `out`: an invocation a row."""
     shape = a.layout.shape
     wide = (a.wide(), b.wide())

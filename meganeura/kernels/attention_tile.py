@@ -52,7 +52,7 @@ class Tile:
         """Whether an invocation's results are in the rows of its scores."""
         return self.over == self.lanes
 
-    def fits(self, quads: int, subgroup: int = 0) -> bool:
+    def fits(self, quads: int) -> bool:
         """Whether results of this many vec4 columns can be spread so."""
         return not (self.size % self.over or self.rows % self.spread or quads % self.over)
 

@@ -66,7 +66,7 @@ def _best(
 
 
 def choose_gather(
-    rows: int, pixels: int, depth: int, taps: int, groups: int, parts: int, flat: bool, usable: Callable[[Tile], bool]
+    rows: int, pixels: int, depth: int, taps: int, groups: int, parts: int, usable: Callable[[Tile], bool]
 ) -> tuple[Tile, int, bool]:
     """Tile, slices of K, and whether weights are packed first. parts: phases, launched beside each other and never cut."""
     splits = SPLITS[:8] if parts == 1 else (1,)

@@ -143,7 +143,7 @@ def _number() -> list[str]:
 def gather(p: Gather, profile: Profile, temps: list[int]) -> list[Launch]:
     """The launches of a convolution's output or input gradient."""
     parts = phases(p)
-    if conv_winograd.suits(p, parts):
+    if profile.winograd and conv_winograd.suits(p, parts):
         return conv_winograd.gather(p, parts[0], profile, temps)
     return tiled_gather(p, parts, temps)
 

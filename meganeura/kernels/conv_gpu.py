@@ -350,7 +350,7 @@ def gather(p: Gather, profile: Profile, temps: list[int]) -> list[Launch]:
     pixels = max(g.n * numel(x.of("size")) for x in parts)
     flat = p.depth < 12 and p.depth * g.taps < T.MAX_RECIPROCAL  # chunks of channels would be mostly empty
     tile, split, pack = choose_gather(
-        p.rows, pixels, p.depth, max(x.taps.number for x in parts), g.groups, len(parts), flat, lambda t: usable(t, profile)
+        p.rows, pixels, p.depth, max(x.taps.number for x in parts), g.groups, len(parts), lambda t: usable(t, profile)
     )
     return tiled_gather(p, parts, tile, split, pack and not flat, flat, temps)
 

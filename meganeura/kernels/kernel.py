@@ -45,6 +45,7 @@ class Profile:
     max_workgroup_size: int = 256
     max_groups: int = 65535  # an axis
     vendor: str = ""
+    winograd: bool = True  # whether convolutions may go by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class _Split:
 
     def divide(self, division: tuple[int, int]) -> None:
         axis, parts = division
-        self.first, self.parts_of = axis, parts
+        self.first = axis
         before, n = self.inside[:axis], self.inside[axis]
         self.outer: Shape = (*before, parts)
         self.inner: Shape = (n // parts, *self.inside[axis + 1 :])

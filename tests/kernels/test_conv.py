@@ -313,3 +313,5 @@ def test_winograd_is_used_and_agrees() -> None:
             made = check(device("cpu"), case, role, bias=True)
             assert any("patches" in x.kernel.label for x in made.launches)
             check(device("cpu"), case, role, D.float16, ("last", "second", "last"))
+    without = lower(call_of(case, "output", D.float32, ("plain",) * 3, True)[0], device("cpu", winograd=False))
+    assert not any("patches" in x.kernel.label for x in without.launches)
