@@ -167,6 +167,7 @@ def test_gradients_without_kept_scores_and_over_groups(name: str, monkeypatch: p
     execute(CASES[name](), LOWERINGS["gpu"])
 
 
+@pytest.mark.full
 def test_other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tile of the tables, structs around arrays included."""
     for tile in {*attention_gpu.TILES, *attention_gpu.SHORT, *attention_gpu.FEW}:

@@ -171,7 +171,11 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(TILES)), ids=lambda i: f"{[*TILES][i].bm}x{[*TILES][i].bn}x{[*TILES][i].groups}")
+@pytest.mark.parametrize(
+    "number",
+    [i if i < 2 else pytest.param(i, marks=pytest.mark.full) for i in range(len(TILES))],  # each builds large shaders
+    ids=lambda i: f"{[*TILES][i].bm}x{[*TILES][i].bn}x{[*TILES][i].groups}",
+)
 def test_tiles(number: int) -> None:
     """Every tile, K whole and in slices, weights packed and as they lie: two variants a tile."""
     tile = [*TILES][number]
