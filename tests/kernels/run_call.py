@@ -40,6 +40,11 @@ def profile(family: str, **changes: Any) -> Profile:
     return replace(device().profile, family=family, **changes)
 
 
+def eight_lanes() -> bool:
+    """Whether the device has the subgroups that the CPU family's own forms are for; elsewhere its portable ones run."""
+    return device().profile.subgroups and device().profile.subgroup_size == 8
+
+
 def upload(values: np.ndarray, dtype: DType) -> Any:
     """A buffer of the storage form of a flat array; bfloat16 values must already be rounded."""
     raw = np.ascontiguousarray(values).reshape(-1).astype(STORED[dtype.storage], copy=False)

@@ -17,7 +17,7 @@ from meganeura.ops import REGISTRY
 from meganeura.ops.attention import _grad_ref, _ref
 from meganeura.ops.infer import infer
 from meganeura.storage import Layout
-from tests.kernels.run_call import STORED, download, profile, run, upload
+from tests.kernels.run_call import STORED, download, eight_lanes, profile, run, upload
 
 F, H = D.float32, D.float16
 RNG = np.random.default_rng(1)
@@ -137,7 +137,7 @@ def test_decoding_over_parts(rows: int, keys: int, group: int, how: str) -> None
     case = Case((1, 2 * group, rows, 32), (1, 2, keys, 32), 32, position=np.array(keys // 2), causal=True)
     call = case.call(FORWARD)
     lowered = LOWERINGS[how](call)
-    assert len(lowered.launches) == 2
+    assert len(lowered.launches) == 2 or (how == "cpu" and not eight_lanes())
     want = case.expected()
     for x in case.values[1:]:
         x[:, :, keys // 2 + rows :] = np.nan
@@ -149,12 +149,12 @@ def test_decoding_over_parts(rows: int, keys: int, group: int, how: str) -> None
 
 def test_position_and_sizes_share_pipelines() -> None:
     """Other lengths, offsets and windows are numbers of the uniform."""
+    hows = ("gpu", "cpu") if eight_lanes() else ("gpu",)
     keys = set()
     for rows, length, offset, window in ((40, 40, 0, 3), (41, 99, 58, 9), (64, 65, 1, 30)):
         case = Case((1, 2, rows, 32), (1, 2, length, 32), 32, causal=True, offset=offset, window=window)
-        keys.add(tuple(x.kernel.key for x in LOWERINGS["gpu"](case.call(FORWARD)).launches))
-        keys.add(tuple(x.kernel.key for x in LOWERINGS["cpu"](case.call(FORWARD)).launches))
-    assert len(keys) == 2
+        keys.update(tuple(x.kernel.key for x in LOWERINGS[how](case.call(FORWARD)).launches) for how in hows)
+    assert len(keys) == len(hows)
 
 
 @pytest.mark.parametrize("name", ["square", "added", "odd"])

@@ -22,7 +22,7 @@ from meganeura.ops import conv as rows
 from meganeura.shape import contiguous_strides
 from meganeura.storage import Layout
 
-from .run_call import STORED, download, profile, run, strided, upload
+from .run_call import STORED, download, eight_lanes, profile, run, strided, upload
 
 DEVICES = {
     "cpu": ("cpu", {}),
@@ -315,7 +315,7 @@ def test_winograd_is_used_and_agrees() -> None:
     ):
         for role in ("output", "input"):
             made = check(device("cpu"), case, role, bias=True)
-            assert any("patches" in x.kernel.label for x in made.launches)
+            assert any("patches" in x.kernel.label for x in made.launches) or not eight_lanes()
             check(device("cpu"), case, role, D.float16, ("last", "second", "last"))
     without = lower(call_of(case, "output", D.float32, ("plain",) * 3, True)[0], device("cpu", winograd=False))
     assert not any("patches" in x.kernel.label for x in without.launches)

@@ -257,21 +257,22 @@ def test_remainders_are_exact(name: str, fn) -> None:
 
 
 @pytest.mark.parametrize("off", [-3, -2, -1, 0, 1, 2, 3])
-def test_whole_quotients_are_exact_whatever_the_division(off: int) -> None:
-    """Devices divide to within 2.5 ulp: a quotient that is whole is found all the same, others stay as they are."""
+def test_truncated_quotients_are_exact_whatever_the_division(off: int) -> None:
+    """Devices divide to within 2.5 ulp: the quotient is what IEEE's division, truncated, gives all the same."""
     rng = np.random.default_rng(4)
-    n = np.concatenate([np.arange(1, 4000), rng.integers(1, 2**18, 20000)]).astype(np.float32) * rng.choice(np.float32([-1, 1]), 23999)
-    b = (rng.standard_normal(23999) * np.exp(rng.uniform(-30, 30, 23999))).astype(np.float32)
-    b = (b.view(np.uint32) & 0xFFFFF000).view(np.float32)  # short, so that many products are exact
-    a = n * b
-    whole = a.astype(np.float64) == n.astype(np.float64) * b
-    assert whole.mean() > 0.2
-    q = ((a / b).view(np.int32) + off).view(np.float32)
-    want = np.where(whole, n, np.trunc(q))
-    np.testing.assert_array_equal(apply("trunc_quotient({a}, {b}, {c})", "cpu", F, (a, F), (b, F), (q, F)), want)
-    a = np.nextafter(a, np.float32(0))
-    want = np.where(np.round(q).astype(np.float64) * b == a, np.round(q), np.trunc(q))
-    np.testing.assert_array_equal(apply("trunc_quotient({a}, {b}, {c})", "cpu", F, (a, F), (b, F), (q, F)), want)
+    n = np.concatenate([np.arange(1, 4000), rng.integers(1, 2**18, 20000), rng.integers(2**18, 2**21, 4000)]).astype(np.float32)
+    n *= rng.choice(np.float32([-1, 1]), n.size)
+    b = (rng.standard_normal(n.size) * np.exp(rng.uniform(-60, 60, n.size))).astype(np.float32)
+    short = (b.view(np.uint32) & 0xFFFFF000).view(np.float32)  # so that many products are exact
+    huge = np.float32([2.5e38, 3.4e38, 1e-37, 2.5]), np.float32([1.3e38, 1.3e38, 3e-38, 1e-3])
+    pairs = [(n * b, b), (n * short, short), ((n + np.float32(0.5)) * b, b), (n * b * np.float32(rng.random()), b), huge]
+    pairs += [(np.nextafter(a, np.float32(to)), d) for a, d in pairs[:2] for to in (0, np.inf)]
+    for a, d in pairs:
+        want = np.trunc(a / d)
+        q = ((a / d).view(np.int32) + off).view(np.float32)
+        got = apply("trunc_quotient({a}, {b}, {c})", "cpu", F, (a, F), (d, F), (q, F))
+        known = np.abs(want) < 2**21
+        np.testing.assert_array_equal(got[known], want[known])
 
 
 @pytest.mark.parametrize("name", ["trunc_div", "floor_div"])
@@ -283,6 +284,8 @@ def test_rounded_quotients(name: str) -> None:
         whole = a.astype(np.float64) == n.astype(np.float64) * b
         got = apply(f"{name}({{a}}, {{b}})", "cpu", F, (a, F), (b, F))
         np.testing.assert_array_equal(got[whole], n[whole])
+        if name == "trunc_div":
+            np.testing.assert_array_equal(got, np.trunc(a / b))
 
 
 def test_integer_division() -> None:

@@ -416,14 +416,20 @@ fn div_(a: f32, b: f32) -> f32 {
   return (a * s) / (b * s);
 }
 
-// a / b rounded toward zero, q being about a / b. A device's division may be some ulp off: where b times the nearest
-// whole number is a itself (the product and what rounding took off it, by halves of 12 bits), that number is the quotient.
+// a / b, rounded to the nearest float as IEEE's division does, toward zero; q is about a / b, for a device's division may be
+// some ulp off. m is the whole number nearest to |q|; m |b| - |a| is summed without rounding, from products of 12 bits. Where
+// it is above half the step between floats below m, the quotient rounds to less than m. From 2^21 on q is no longer within half of the quotient.
 fn trunc_quotient(a: f32, b: f32, q: f32) -> f32 {
-  let n = round(q);
-  let nh = head(n);
-  let bh = head(b);
-  let rest = ((nh * bh - a) + nh * (b - bh) + (n - nh) * bh) + (n - nh) * (b - bh);
-  return select(trunc(q), n, n * b == a && rest == 0.0);
+  let m = round(abs(q));
+  let d = abs(b);
+  let s = select(select(1.0, 1152921504606846976.0, abs(a) < 8.6736174e-19), 2.3283064e-10, d > 1.2676506e30);  // out of reach of overflow and denormals
+  let mh = head(m);
+  let dh = head(d * s);
+  let dl = d * s - dh;
+  let rest = ((mh * dh - abs(a) * s) + mh * dl + (m - mh) * dh) + (m - mh) * dl;
+  let step = m - bitcast<f32>(bitcast<u32>(m) - 1u);
+  let n = select(m, m - 1.0, rest > 0.5 * step * (d * s));
+  return select(copy_sign(n, q), trunc(q), bitcast<u32>(m) - 1u >= 0x49ffffffu);  // 0, 2^21 and more, NaN
 }
 fn trunc_div(a: f32, b: f32) -> f32 { return trunc_quotient(a, b, div_(a, b)); }
 // The exact remainder with the sign of a; NaN for b = 0 or an infinite a. Takes off up to 12 bits of the quotient a step.
