@@ -16,8 +16,8 @@ from ..dtype import DType, float32
 from ..errors import DeviceError
 from ..ops.archetype import Matmul
 from ..storage import Layout
+from . import attention_cpu_grad, matmul
 from . import attention_problem as A
-from . import matmul
 from . import template as T
 from .attention_problem import Problem, Rules, Source
 from .kernel import TEMP, Call, Kernel, Launch, Lowered, Profile
@@ -147,9 +147,14 @@ def backward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lo
     memory = [w.temp(_bytes(p, *parts[0])) for _ in range(2)]
     for b, h in parts:
         s, d = (_scores(p, b, h, m) for m in memory)
-        w.product(_part(q, b, h), _turned(_part(p.k, b, h)), s)
-        w.product(_part(grad, b, h), _turned(_part(p.v, b, h)), d)
-        w.launches.append(_rows(p, "gradient", b, h, [s, d, lse, dots], profile))
+        some = tuple(_part(x, b, h) for x in (q, p.k, grad, p.v))
+        together = attention_cpu_grad.lower(p, (*some, lse, dots), (b.start, h.start), (s, d), profile)
+        if together:
+            w.launches.append(together)
+        else:
+            w.product(some[0], _turned(some[1]), s)
+            w.product(some[2], _turned(some[3]), d)
+            w.launches.append(_rows(p, "gradient", b, h, [s, d, lse, dots], profile))
         w.product(_turned(s), _part(grad, b, h), _part(dv, b, h))
         w.product(d, _part(p.k, b, h), _part(dq, b, h))
         w.product(_turned(d), _part(q, b, h), _part(dk, b, h))

@@ -114,6 +114,9 @@ def mask(*shape: int) -> Any:
 
 CASES: dict[str, Any] = {
     "square": lambda: Case((1, 3, 70, 64), (1, 1, 70, 64), 64, causal=True),
+    "long": lambda: Case((1, 2, 120, 64), (1, 1, 301, 64), 64, causal=True, offset=181, window=150),
+    "band": lambda: Case((1, 2, 61, 20), (1, 2, 280, 20), 20, window=70, offset=100),
+    "masked": lambda: Case((1, 2, 62, 32), (1, 1, 150, 32), 36, mask=mask(2, 62, 150)),
     "wide": lambda: Case((1, 2, 9, 128), (1, 2, 40, 128), 96),
     "widest": lambda: Case((1, 1, 10, 256), (1, 1, 21, 256), 256, causal=True, offset=11),
     "odd": lambda: Case((2, 2, 7, 5), (2, 1, 13, 5), 3, mask=mask(2, 1, 7, 13)),
@@ -151,7 +154,7 @@ def test_position_and_sizes_share_pipelines() -> None:
     """Other lengths, offsets and windows are numbers of the uniform."""
     hows = ("gpu", "cpu") if eight_lanes() else ("gpu",)
     keys = set()
-    for rows, length, offset, window in ((40, 40, 0, 3), (41, 99, 58, 9), (64, 65, 1, 30)):
+    for rows, length, offset, window in ((40, 40, 0, 3), (41, 99, 58, 9), (48, 65, 1, 30)):
         case = Case((1, 2, rows, 32), (1, 2, length, 32), 32, causal=True, offset=offset, window=window)
         keys.update(tuple(x.kernel.key for x in LOWERINGS[how](case.call(FORWARD)).launches) for how in hows)
     assert len(keys) == len(hows)
