@@ -26,7 +26,7 @@ def start(description: str, more: Callable[[argparse.ArgumentParser], Any] = lam
 
 
 def cuda() -> Any:
-    """The torch module if it can use CUDA, else None. Strict float32 products."""
+    """The torch module if it can use CUDA, else None. Strict float32 in products, convolutions and recurrences."""
     try:
         import torch
     except ImportError:
@@ -34,6 +34,7 @@ def cuda() -> Any:
     if not torch.cuda.is_available():
         return None
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     return torch
 
 

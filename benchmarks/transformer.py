@@ -246,49 +246,57 @@ def torch_model(torch: Any, layers: int) -> Any:
     return tn.Sequential(*(TorchBlock() for _ in range(layers))).cuda()
 
 
-def torch_rows(torch: Any, layers: int, training: bool, compiler: bool) -> list[dict[str, Any]]:
-    """PyTorch's milliseconds: eager, compiled, and as a CUDA graph."""
+def torch_call(torch: Any, layers: int, training: bool, kind: str | None) -> Callable[[], Any]:
+    """A forward pass or training step of a model of its own, under torch.compile in a mode or (None) not."""
     model = torch_model(torch, layers)
+    f = torch.compile(model, mode=kind) if kind else model
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
     x = torch.randn(1, LENGTH, WIDTH, device="cuda")
     y = x * 0.5
 
-    def make(f: Any) -> Callable[[], Any]:
-        def forward() -> Any:
-            with torch.no_grad():
-                return f(x)
+    def forward() -> Any:
+        with torch.no_grad():
+            return f(x)
 
-        def step() -> Any:
-            opt.zero_grad(set_to_none=True)
-            loss = ((f(x) - y) ** 2).mean()
-            loss.backward()
-            opt.step()
-            return loss
+    def step() -> Any:
+        opt.zero_grad(set_to_none=True)
+        loss = ((f(x) - y) ** 2).mean()
+        loss.backward()
+        opt.step()
+        return loss
 
-        return step if training else forward
+    return step if training else forward
 
-    found = {"torch": make(model)}
-    if compiler:
-        found["torch.compile"] = make(torch.compile(model))
-        found["torch.compile, reduce-overhead"] = make(torch.compile(model, mode="reduce-overhead"))
-    name = f"{'training' if training else 'forward'}, {layers} layers"
-    rows = []
-    for kind, run in found.items():
-        try:
-            for _ in range(3):  # compiles and records: not the benchmark's to time
-                run()
-            rows.append({"case": f"{name}, {kind}", "ms": bench.milliseconds(run, torch.cuda.synchronize)})
-        except Exception as error:  # torch.compile needs a C compiler and Triton, which may be missing
-            rows.append({"case": f"{name}, {kind}: {type(error).__name__}"})
-    graph = torch.cuda.CUDAGraph()
+
+def captured(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same as a CUDA graph's replay."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
-            found["torch"]()
+            call()
     torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found["torch"]()
-    return [*rows, {"case": f"{name}, torch in a CUDA graph", "ms": bench.milliseconds(graph.replay, torch.cuda.synchronize)}]
+        call()
+    return graph.replay  # type: ignore[no-any-return]
+
+
+def torch_rows(torch: Any, layers: int, training: bool, compiler: bool) -> list[dict[str, Any]]:
+    """PyTorch's milliseconds: eager, as a CUDA graph, and compiled."""
+    kinds = {"torch": None, "torch in a CUDA graph": None}
+    kinds |= {"torch.compile": "default", "torch.compile, reduce-overhead": "reduce-overhead"} if compiler else {}
+    name = f"{'training' if training else 'forward'}, {layers} layers"
+    rows = []
+    for kind, mode in kinds.items():
+        call = torch_call(torch, layers, training, mode)
+        try:
+            call = captured(torch, call) if "CUDA graph" in kind else call
+            for _ in range(3):  # compiles and records: not the benchmark's to time
+                call()
+            rows.append({"case": f"{name}, {kind}", "ms": bench.milliseconds(call, torch.cuda.synchronize)})
+        except Exception as error:  # torch.compile needs a C compiler and Triton, which may be missing
+            rows.append({"case": f"{name}, {kind}: {type(error).__name__}"})
+    return rows
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +315,8 @@ def main() -> None:
     bench.warm()
     speed = {} if args.torch else rates()
     if speed:
-        print(f"copy {speed['bytes'] / 1e9:.1f} GB/s, product {speed['flops'] / 1e9:.1f} GFLOP/s, dispatch {speed['dispatch'] * 1e6:.2f} us\n")
+        copy, product, small = speed["bytes"] / 1e9, speed["flops"] / 1e9, speed["dispatch"] * 1e6
+        print(f"copy {copy:.1f} GB/s, product {product:.1f} GFLOP/s, dispatch {small:.2f} us\n")
     torch = beside.cuda()
     rows: list[dict[str, Any]] = []
 
