@@ -1,8 +1,8 @@
 """Pointwise work around reductions and rows moves into their kernels: what feeds them, what uses their results.
 
 In: a graph whose pointwise nodes were made chains. Out: the graph with Reduce and Row nodes that took chains in, and with
-sums over the same elements made in one node. A fused node runs at the place of the later of its parts, or of the earlier
-one where something between needs that.
+sums over the same elements made in one node, on GPUs reductions of different things too. A fused node runs at the place of the
+later of its parts, or of the earlier one where something between needs that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..kernels.kernel import Profile
 from ..ops.archetype import Chain, Reduce, Row
 from ..ops.fused_rows import is_costly
+from .beside import beside, may_stand_beside
 from .chains import ROUNDED, as_chain, is_fusable
 from .ir import Cell, Graph, Node, Value
 from .taken import Taken
@@ -32,6 +33,8 @@ def fuse_rows(graph: Graph, context: Context) -> None:
     work.each(work.prologue, Row, "row prologue")
     work.each(work.beside, Reduce, "column sums together")
     work.each(work.prologue, Reduce, "reduction prologue")
+    if context.profile.family != "cpu":  # a software device would walk the text of all for each
+        work.each(work.side_by_side, Reduce, "reductions in one dispatch")
     graph.nodes = [n for n in work.slots if n is not None]
 
 
@@ -108,10 +111,11 @@ class _Work:
         one = as_chain(chain)
         kind = one.op.archetype
         assert isinstance(kind, Chain)
-        if self.profile.family == "cpu" and isinstance(node.op.archetype, Row) and is_costly(kind.statements):
-            return None  # each walk over the row would do it again
+        costly = self.profile.family == "cpu" and isinstance(node.op.archetype, Row) and is_costly(kind.statements)
         stored = [self.needed(o.value, (node,)) or p is not None for o, p in zip(chain.outputs, chain.previous, strict=True)]
         for taken in views_of(node, chain):
+            if costly and taken.walks(chain):
+                return None  # each walk over the row would do it again
             if taken.before(one, chain, stored):
                 return taken.node((chain, node), self.profile)
         return None
@@ -135,6 +139,21 @@ class _Work:
                         return self.put(made, end, (other, node))
                 taken = Taken.of(node)
                 assert taken is not None
+        return None
+
+    def side_by_side(self, node: Node) -> Node | None:
+        """Run in one dispatch with an earlier reduction, of whatever it is one."""
+        if not may_stand_beside(node):
+            return None
+        end = self.place[node]
+        for i in range(end - 1, max(-1, end - 1 - NEAR), -1):
+            other = self.slots[i]
+            if other is None or not may_stand_beside(other) or other.region != node.region:
+                continue
+            if not made_by(other) & needed_by(node) and self.meeting(other, node) == end:
+                made = beside((other, node), self.profile)
+                if made is not None:
+                    return self.put(made, end, (other, node))
         return None
 
     def _related(self, a: Node, b: Node) -> bool:

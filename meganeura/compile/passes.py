@@ -24,6 +24,7 @@ from .prune import make_anew, merge_equal, prune
 from .report import Report
 from .values import traced_names
 from .verify import verify
+from .wait import let_reductions_wait
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def _merge_equal(graph: Graph, context: Context) -> None:
 
 
 def _chains(graph: Graph, context: Context) -> None:
+    let_reductions_wait(graph)
     fuse_chains(graph, context.profile.max_storage_buffers)
 
 

@@ -6,7 +6,7 @@ in the shape of what they join: elements in the shape that is reduced, results i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -48,7 +48,7 @@ def _ends(shape: Shape) -> list[int]:
 
 class Taken:
     """The parts of a node. `shape` is that of the elements, `base` the layout that its kernel walks best; names of inputs and
-    scalars are those of the row."""
+    scalars are those of the row; inputs `of_rows` have one value a row (a result)."""
 
     def __init__(self, node: Node, inputs: dict[str, tuple[Operand, DType]], scalars: dict[str, tuple[str, Any]]) -> None:
         self.first, self.inputs, self.scalars = node, inputs, scalars
@@ -59,6 +59,7 @@ class Taken:
         self.dims: Shape = node.inferred.attrs["dim"]
         walked = kind.full if isinstance(kind, Row) else [n for n in inputs if n not in kind.once]
         layouts = [inputs[n][0].layout for n in walked if n in inputs]
+        self.of_rows = {n for n in inputs if n not in walked and not (isinstance(kind, Row) and n in kind.column)}
         self.shape = broadcast_shapes(*(x.shape for x in layouts))
         self.base = next((x for x in layouts if x.shape == self.shape and x.contiguous), layouts[0])
         for n in walked if isinstance(kind, Row) else ():
@@ -122,27 +123,35 @@ class Taken:
         kind = self.kind
         return [n for n in self.inputs if (n in kind.full if isinstance(kind, Row) else n not in kind.once)]
 
+    def walks(self, chain: Node) -> bool:
+        """Whether a chain makes inputs with elements."""
+        made = {o.value for o in chain.outputs}
+        return any(self.inputs[n][0].value in made for n in self._walked())
+
     # --- taking in ---
 
     def before(self, one: Node, chain: Node, stored: Sequence[bool]) -> bool:
         """Compute inputs from a chain (`one` as a Chain, `chain` as it stands in the graph), storing those of its results
-        that others need. False if that cannot be done."""
+        that others need. The inputs have elements, or all have one value a row. False if that cannot be done."""
         shape = chain.outputs[0].layout.shape
-        if numel(shape) != numel(self.shape):  # the node reads a part of what the chain makes
-            return False
         texts: dict[str, int] = {}
         for name, (operand, _) in self.inputs.items():
             k = next((k for k, o in enumerate(chain.outputs) if o.value is operand.value), None)
-            if k is None:
-                continue
-            walked = name in self.kind.full if isinstance(self.kind, Row) else name not in self.kind.once
-            here = operand.layout if operand.layout.shape == self.shape else None
-            if not walked or here is None or not same_place(viewed(chain.outputs[k].layout, shape, self.shape), here):
-                return False
-            texts[name] = k
-        if not texts or (any(stored) and not isinstance(self.kind, Row)):
+            if k is not None:
+                texts[name] = k
+        walked = [n for n in texts if n in self._walked()]
+        once = isinstance(self.kind, Row) and not walked and self._by_row(texts)
+        if not texts or (len(walked) < len(texts) and not once) or (any(stored) and (once or not isinstance(self.kind, Row))):
             return False
-        taken = self._statements(one, shape, self.shape, {}, once=False)
+        target = self.kept if once else self.shape
+        if numel(shape) != numel(target):  # the node reads a part of what the chain makes, or shows it to several rows
+            return False
+        for name, k in texts.items():
+            layout = self.inputs[name][0].layout
+            here = viewed(layout, layout.shape, target) if once else layout if layout.shape == target else None
+            if here is None or not same_place(viewed(chain.outputs[k].layout, shape, target), here):
+                return False
+        taken = self._statements(one, shape, target, {}, once=once)
         if taken is None:
             return False
         statements, results, added = taken
@@ -153,9 +162,20 @@ class Taken:
             _, compute = self.inputs.pop(name)
             given[name] = as_type("{" + results[k] + "}", types[results[k]], compute)
         self.kind = fed(self.kind, given, statements, added)
-        if isinstance(self.kind, Row):
+        if isinstance(self.kind, Row) and not once:
             return self._store_elements(one, [r for r, s in zip(results, stored, strict=True) if s], stored, shape)
         return True
+
+    @property
+    def kept(self) -> Shape:
+        """The shape of what has one value a row (a result)."""
+        return tuple(n for d, n in enumerate(self.shape) if d not in self.dims)
+
+    def _by_row(self, names: Iterable[str]) -> bool:
+        """Whether inputs have one value a row, and are read by their values only."""
+        assert isinstance(self.kind, Row)
+        others = {*self.kind.full, *self.kind.column, *(s.index for s in self.kind.stages)}
+        return all(n not in others and self.inputs[n][0].layout.numel == numel(self.kept) for n in names)
 
     def _store_elements(self, one: Node, results: Sequence[str], stored: Sequence[bool], shape: Shape) -> bool:
         assert isinstance(self.kind, Row)
@@ -174,30 +194,39 @@ class Taken:
         shape, target = one.outputs[0].layout.shape, out.layout.shape
         if numel(shape) != numel(target) or not same_place(viewed(read.layout, shape, target), out.layout):
             return False
-        row = isinstance(self.kind, Row)
-        if isinstance(self.kind, Row) and k >= len(self.kind.element):
-            return False
-        expr = self.kind.element[k] if isinstance(self.kind, Row) else self.kind.results[k][1]
+        kind = self.kind
+        of_row = isinstance(kind, Row) and k >= len(kind.element)
+        once = of_row or isinstance(kind, Reduce)
+        if isinstance(kind, Row):
+            expr = (*kind.element, *kind.per_row)[k]
+        else:
+            expr = kind.results[k][1]
         value, made = self._named(expr, k, out.layout.dtype)
         names = {p.name: value for p, v in zip(one.op.params, one.args, strict=True) if isinstance(v, Operand) and v.value is read.value}
-        taken = self._statements(one, shape, target, names, once=not row, later=made)
-        shown = self._shown(one.outputs, shape, target)
+        taken = self._statements(one, shape, target, names, once=once, later=made)
+        shown = self._shown(one.outputs, shape, target, once)
         if taken is None or shown is None:
             return False
         statements, results, added = taken
         news = list(zip(shown, one.previous, strict=True))
         texts = ["{" + r + "}" for r in results]
-        mine = (*self.kind.statements, *made, *statements)
-        if isinstance(self.kind, Row):
-            element = list(self.kind.element)
-            element[k] = value
-            element[k : k + drop] = texts
-            self.kind = replace(self.kind, element=tuple(element), statements=mine, full=(*self.kind.full, *added))
-        else:
-            stored = list(self.kind.results)
+        mine = (*kind.statements, *made, *statements)
+        if isinstance(kind, Reduce):
+            stored = list(kind.results)
             stored[k] = (stored[k][0], value)
             stored[k : k + drop] = [(stored[k][0], t) for t in texts]
-            self.kind = replace(self.kind, results=tuple(stored), statements=mine, once=(*self.kind.once, *added))
+            self.kind = replace(kind, results=tuple(stored), statements=mine, once=(*kind.once, *added))
+        elif of_row:
+            j = k - len(kind.element)
+            per_row = list(kind.per_row)
+            per_row[j] = value
+            per_row[j : j + drop] = texts
+            self.kind = replace(kind, per_row=tuple(per_row), statements=mine)
+        else:
+            element = list(kind.element)
+            element[k] = value
+            element[k : k + drop] = texts
+            self.kind = replace(kind, element=tuple(element), statements=mine, full=(*kind.full, *added))
         self.outputs[k : k + drop] = news
         return True
 
@@ -286,11 +315,13 @@ class Taken:
         """The name of an input, an equal one if there is one."""
         kind = self.kind
         for name, known in self.inputs.items():
-            alike = (name in kind.once) == once if isinstance(kind, Reduce) else name in kind.full or name[0] == "x"
-            if known == (operand, compute) and alike:
+            alike = (name in (kind.once if isinstance(kind, Reduce) else self.of_rows)) == once
+            if known == (operand, compute) and alike and not (isinstance(kind, Row) and name in kind.column):
                 return name
         name = self._fresh("x", self.inputs)
         self.inputs[name] = (operand, compute)
+        if once:
+            self.of_rows.add(name)
         return name
 
     def _scalar(self, type_: str, value: Any) -> str:
@@ -303,12 +334,12 @@ class Taken:
 
     # --- layouts ---
 
-    def _shown(self, outs: Sequence[Operand], shape: Shape, target: Shape) -> list[Operand] | None:
-        """Outputs of a chain in the shape of what they join."""
+    def _shown(self, outs: Sequence[Operand], shape: Shape, target: Shape, once: bool = False) -> list[Operand] | None:
+        """Outputs of a chain in the shape of what they join: elements, or one value a row (a result) where `once`."""
         out = []
         for o in outs:
             layout = viewed(o.layout, shape, target)
-            good = layout is not None and (layout.contiguous if isinstance(self.kind, Reduce) else self._walkable(layout))
+            good = layout is not None and (layout.contiguous if once else self._walkable(layout))
             if layout is None or not good:
                 return None
             out.append(Operand(o.value, layout))

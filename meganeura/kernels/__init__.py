@@ -19,6 +19,7 @@ _MODULES = {
     "Pointwise": "pointwise",
     "Chain": "pointwise",
     "Reduce": "reduce",
+    "Beside": "beside",
     "Scan": "scan",
     "Row": "row",
     "Matmul": "matmul",

@@ -7,6 +7,7 @@ workgroup, one exchange through workgroup memory; the order is fixed, so results
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 HUGE = "-3.4028234663852886e38"  # where a running maximum starts: -inf would give -inf - -inf
@@ -129,9 +130,10 @@ SOFTMAX = Monoid(
 
 @dataclass(frozen=True)
 class Team:
-    """The invocations that share a row. `form`: lane, subgroup, cluster or group; `width` its invocations; `workgroup` all.
+    """The invocations that share a row. `form`: lane, subgroup, cluster, group or column; `width` its invocations; `workgroup` all.
 
     A cluster is a power of two of neighbouring lanes, at most a subgroup: several short rows share a workgroup.
+    In a column the invocations of a row are `rows` apart, so that neighbours work on neighbouring rows: `merged` brings theirs together.
 
     `size` is the known subgroup size, or 0 to read it at run time (`subgroup_size`). `subgroups` says whether the device
     has subgroup functions.
@@ -161,7 +163,9 @@ class Team:
     def place(self) -> tuple[str, str]:
         """(number of the row within the workgroup, number of the invocation within the team)."""
         cluster = (f"thread / {self.width}u", f"thread % {self.width}u")
-        return {"lane": ("thread", "0u"), "cluster": cluster, "subgroup": ("sid", "lane"), "group": ("0u", "thread")}[self.form]
+        column = (f"thread % {self.rows}u", f"thread / {self.rows}u")
+        forms = {"lane": ("thread", "0u"), "cluster": cluster, "subgroup": ("sid", "lane"), "group": ("0u", "thread"), "column": column}
+        return forms[self.form]
 
     def bring(self, monoid: Monoid, use: int, value: str) -> str:
         """The text that merges `value` over the team; `use` numbers the call (each has its own workgroup memory)."""
@@ -174,11 +178,34 @@ class Team:
     def functions(self, monoid: Monoid, use: int, first: bool) -> str:
         """WGSL functions that `bring` calls; `first`: this monoid was not seen before in the source."""
         out = monoid.declarations() if first else ""
-        if self.form == "lane":
+        if self.form in ("lane", "column"):
             return out
         if self.form in ("subgroup", "cluster") or self.subgroups:
             out += self._lanes(monoid) if first else ""
         return out + (self._exchange(monoid, use) if self.form == "group" else "")
+
+    def memory(self, monoid: Monoid, count: int) -> str:
+        """The workgroup memory by which a column merges `count` values at a time."""
+        return "".join(f"var<workgroup> shared_{p}: array<{t}, {self.workgroup * count}>;\n" for p, t in monoid.parts)
+
+    def merged(self, monoid: Monoid, names: Sequence[str]) -> str:
+        """Statements after which the variables `names` hold what their column has, in its first invocation. All invocations
+        must come by."""
+        halves = "".join(
+            f"{name} = merge_{monoid.name}({name}, {self._other(monoid, i)}); {self._put(monoid, i, name)}" for i, name in enumerate(names)
+        )
+        return (
+            f"workgroupBarrier();\n{''.join(self._put(monoid, i, name) for i, name in enumerate(names))}\n"
+            f"for (var h = {self.width // 2}u; h > 0u; h = h >> 1u) {{\n  workgroupBarrier();\n"
+            f"  if (thread < h * {self.rows}u) {{ {halves}}}\n}}\n"
+        )
+
+    def _put(self, monoid: Monoid, i: int, name: str) -> str:
+        at = f"thread + {i * self.workgroup}u"
+        return "".join(f"shared_{p}[{at}] = {monoid.field(name, p)}; " for p, _ in monoid.parts)
+
+    def _other(self, monoid: Monoid, i: int) -> str:
+        return monoid.make(*(f"shared_{p}[thread + h * {self.rows}u + {i * self.workgroup}u]" for p, _ in monoid.parts))
 
     def _lanes(self, m: Monoid) -> str:
         sized = self.form in ("subgroup", "cluster")
@@ -200,13 +227,23 @@ class Team:
         put = "".join(f"{n}[{{}}] = {m.field('a', p)}; " for n, (p, _) in zip(names, m.parts, strict=True))
         get = m.make(*(f"{n}[{{}}]" for n in names))
         if self.subgroups:
+            if m.builtin:  # every subgroup brings the parts together again, a lane each; more parts than lanes in several turns
+                merging = (
+                    f"  a = {m.identity};\n  let parts = max({self.width}u / size, 1u);\n"
+                    f"  if (lane < parts) {{ a = {get.replace('{}', 'lane')}; }}\n"
+                    f"  for (var i = size; i < parts; i = i + size) {{\n"
+                    f"    if (i + lane < parts) {{ a = merge_{m.name}(a, {get.replace('{}', 'i + lane')}); }}\n  }}\n"
+                    f"  return lanes_{m.name}(a, size);\n"
+                )
+            else:
+                merging = (
+                    f"  a = {get.replace('{}', '0')};\n  let parts = {self.width}u / size;\n"
+                    f"  for (var i = 1u; i < parts; i = i + 1u) {{ a = merge_{m.name}(a, {get.replace('{}', 'i')}); }}\n  return a;\n"
+                )
             return out + (
                 f"fn team_{use}(v: {m.type}, thread: u32, lane: u32, size: u32) -> {m.type} {{\n"
                 f"  var a = lanes_{m.name}(v, size);\n"
-                f"  if (lane == 0u) {{ {put.replace('{}', 'thread / size')}}}\n  workgroupBarrier();\n"
-                f"  a = {get.replace('{}', '0')};\n  let parts = {self.width}u / size;\n"
-                f"  for (var i = 1u; i < parts; i = i + 1u) {{ a = merge_{m.name}(a, {get.replace('{}', 'i')}); }}\n"
-                f"  return a;\n}}\n"
+                f"  if (lane == 0u) {{ {put.replace('{}', 'thread / size')}}}\n  workgroupBarrier();\n{merging}}}\n"
             )
         return out + (
             f"fn team_{use}(v: {m.type}, thread: u32) -> {m.type} {{\n  var a = v;\n  {put.replace('{}', 'thread')}\n"

@@ -2,8 +2,8 @@
 
 In: a Call of a Reduce op. Out: one launch, or two where the work is split in parts whose partial results meet in a
 temporary (more where an input exceeds a binding). Either a team (monoid.Team) shares the elements of one result, or an
-invocation owns one result (four neighbouring ones) and walks the reduced dimensions alone; kept and reduced dimensions
-are collapsed first.
+invocation owns one result (four neighbouring ones) and walks the reduced dimensions alone, or on GPUs together with the others
+of its column in a workgroup; kept and reduced dimensions are collapsed first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .reduce_wgsl import BLOCK, ReduceForm, monoid_of, source
 
 DEPTH = 512  # elements one accumulator takes in (four at a time) before partial results are merged: numpy's accuracy
 SHALLOW = 32  # rows of a wide matrix a software device adds up at a time: more streams than it can prefetch cost 2.5 times
+WHOLE = 256  # rows that a software device adds up in one launch, which then takes less time than a second one to merge parts,
+CACHED = 1 << 20  # if there are no more elements than this
+ALONE = 64  # rows that an invocation of a column takes in, or up to twice as many, before columns are split among workgroups
 TEAMS = 1024  # teams that fill a GPU
 LANES = 65536  # invocations that fill a GPU
 
@@ -38,6 +41,11 @@ class _Plan:
     chunks: tuple[int, int]  # sizes of a part: outer indices, inner entries
     adds: int  # entries an invocation takes in
     exact: bool = False  # every part is a whole number of unrolled turns
+
+    @property
+    def lane(self) -> bool:
+        """Whether entries lie along the kept dimensions."""
+        return self.team.form in ("lane", "column")
 
     @property
     def turns(self) -> int:
@@ -72,11 +80,11 @@ def lower(call: Call, profile: Profile) -> Lowered:
         if parts == 1:
             launches.append(_first(group[0], plans[0], None, 0))
             continue
-        along = plans[0].team.form == "lane"  # the parts of a result are far apart, as its elements were
+        along = plans[0].lane  # the parts of a result are far apart, as its elements were
         many = kept * len(whole.values)
         step, near = (1, many) if along else (parts, 1)
         for i, (slab, plan) in enumerate(zip(group, plans, strict=True)):
-            lane = plan.width if plan.team.form == "lane" else 1
+            lane = plan.width if plan.lane else 1
             store = _Store(many * parts, sum(counts[:i]) * near, step * lane, near, step, kept * step)
             launches.append(_first(slab, plan, store, TEMP(len(temps))))
         launches.append(_second(group[0], whole.n, TEMP(len(temps)), parts, (step, near)))
@@ -143,12 +151,32 @@ def _lane_plan(problem: Problem) -> _Plan:
     profile, n = problem.profile, problem.n
     width = 4 if problem.wide(False) else 1
     entries = problem.kept // width
+    if profile.family != "cpu" and entries < LANES and n > 32:
+        return _column_plan(problem, width, entries)
     fill = 64 if profile.family == "cpu" else LANES
     depth = max(8, SHALLOW // len(problem.inputs)) if profile.family == "cpu" and entries >= 64 else DEPTH
     parts = max(1, min(-(-fill // entries), n // 16), -(-n // depth) if n > depth + depth // 2 else 1)
+    if profile.family == "cpu" and n <= WHOLE and n * problem.kept * len(problem.inputs) <= CACHED:
+        parts = 1
     size = 64 if profile.family == "cpu" else 256 if entries * parts >= LANES else 64
     unroll = 4 if n >= 4 * parts else 1
     return _Plan(Team("lane", 1, size), width, False, unroll, (1, parts), (1, parts), n // parts, n > 0 and n % (parts * unroll) == 0)
+
+
+def _column_plan(problem: Problem, width: int, entries: int) -> _Plan:
+    """A workgroup for as many neighbouring columns as one memory transaction has; few and long ones are shared by several."""
+    n, size = problem.n, 256
+    share = min(size // min(32 // width, _power(entries)), _power(-(-LANES // entries)), _power(n // 4 + 1) // 2)
+    parts = 1 if n < 2 * share * ALONE else max(1, min(-(-LANES // (entries * share)), n // (share * 16)), -(-n // (share * DEPTH)))
+    adds = n // (parts * share)
+    unroll = 4 if adds >= 4 else 1
+    exact = n % (parts * share * unroll) == 0
+    return _Plan(Team("column", share, size), width, False, unroll, (1, parts), (1, parts), adds, exact)
+
+
+def _power(value: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (value - 1).bit_length()
 
 
 def _round(value: int, step: int) -> int:
@@ -187,7 +215,7 @@ def _form(problem: Problem, plan: _Plan, partial: bool) -> ReduceForm:
 def _first(problem: Problem, plan: _Plan, store: _Store | None, temp: int) -> Launch:
     """The launch that reads the inputs; it stores partial results in `temp`, or the results."""
     form = _form(problem, plan, store is not None)
-    lane = plan.team.form == "lane"
+    lane = plan.lane
     widths = [x.entry(not lane, plan.width) for x in problem.inputs]
     ins = [
         (replace(x.operand, width=width), x.number, x.layout(problem.sizes, problem.inner))

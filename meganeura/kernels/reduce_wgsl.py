@@ -88,7 +88,8 @@ class _Source:
     def __init__(self, form: ReduceForm, profile: Profile) -> None:
         self.form, self.profile = form, profile
         self.monoid = monoid_of(form.kind, form.accumulator)
-        self.lane = form.team.form == "lane"
+        self.column = form.team.form == "column"
+        self.lane = form.team.form == "lane" or self.column  # entries lie along the kept dimensions
         self.inputs = form.elements
         self.once = form.operands[len(self.inputs) : len(self.inputs) + form.once]
         self.outs = form.operands[len(self.inputs) + form.once :]
@@ -103,6 +104,7 @@ class _Source:
     def text(self) -> str:
         form, team = self.form, self.form.team
         functions = "".join(team.functions(self.monoid, k, k == 0) for k in range(self.count))
+        functions += team.memory(self.monoid, len(self.batches()[0])) if self.column else ""
         if form.kind in ("argmax", "argmin"):
             functions += order_key(form.kind, form.accumulator)
         main = f"@compute @workgroup_size({team.workgroup})\nfn main({team.builtins()}) {{\n{self.body()}}}\n"
@@ -113,8 +115,11 @@ class _Source:
 
     def body(self) -> str:
         number, first = self.form.team.place()
-        out = f"let id = (group.y * {T.FOLD}u + group.x) * {self.form.team.rows}u + {number};\n"
-        out += f"if (id >= p.teams) {{ return; }}\nlet first = {first};\n"
+        place = f"(group.y * {T.FOLD}u + group.x) * {self.form.team.rows}u + {number}"
+        if self.column:  # all stay until the last barrier
+            out = f"let place = {place};\nlet id = min(place, p.teams - 1u);\nlet first = {first};\n"
+        else:
+            out = f"let id = {place};\nif (id >= p.teams) {{ return; }}\nlet first = {first};\n"
         out += self.split() + self.bases()
         out += "".join(self.begin(a) for a in range(self.accs)) + self.walk() + self.finish()
         return out
@@ -157,6 +162,9 @@ class _Source:
         if self.form.partials:
             start, step = ("0u", "1u") if self.lane else ("first", f"{self.form.team.width}u")
             return self.loops(start, "p.parts", step)
+        if self.column:
+            width = f"{self.form.team.width}u"
+            return self.loops(f"part * {width} + first", "p.n", f"(p.inner_parts * {width})" if self.form.split else width)
         if self.lane:
             return self.loops("part", "p.n", "p.inner_parts" if self.form.split else "1u")
         step = f"{self.form.team.width}u"
@@ -317,6 +325,11 @@ class _Source:
         """Merge what belongs together and store."""
         values = [self.settled(a) for a in range(self.accs)]
         width = self.form.width
+        if self.column:
+            out = "".join(f"var all{a} = {v};\n" for a, v in enumerate(values))
+            out += "".join(self.form.team.merged(self.monoid, [f"all{a}" for a in batch]) for batch in self.batches())
+            stores = [self.put(f"all{a}", a % width, a // width) for a in range(self.accs)]
+            return f"{out}if (first == 0u && place < p.teams) {{\n{''.join(f'{{ {x} }}' for x in stores)}\n}}\n"
         if self.lane and not self.form.partials:
             stores = [f"let all{a} = {v};\n{self.put(f'all{a}', a % width, a // width)}" for a, v in enumerate(values)]
             return "\n".join(stores) + "\n"
@@ -329,6 +342,11 @@ class _Source:
             out += f"let all{k} = {self.form.team.bring(self.monoid, k, merged[0])};\n"
             puts += self.put(f"all{k}", 0, k)
         return out + (puts if self.lane else f"if (first == 0u) {{\n{puts} }}\n")
+
+    def batches(self) -> list[range]:
+        """Accumulators that a column merges at a time: as many as workgroup memory holds."""
+        most = max(1, self.profile.max_workgroup_memory // (4 * self.form.team.workgroup * len(self.monoid.parts)))
+        return [range(i, min(self.accs, i + most)) for i in range(0, self.accs, most)]
 
     def put(self, value: str, a: int, k: int) -> str:
         """Store a result of value k (lane a of its entry), or a partial result, from a value of the monoid."""

@@ -156,7 +156,7 @@ def _merges(arch: Row, call: Call) -> bool:
     early = [x.expr for x in arch.stages]
     used = _reached(early, arch)
     scalars = {n for n, _ in call.scalars}
-    reported = {n for e in arch.per_row for n in T.names_in(e)}
+    reported = _reached(arch.per_row, arch) - {n for n, _, _ in arch.statements} - set(_of_rows(arch, call))
     every = _reached([*early, *arch.element], arch)
     return (
         all(x.kind in MERGED for x in arch.stages)
@@ -164,6 +164,12 @@ def _merges(arch: Row, call: Call) -> bool:
         and "column" not in every
         and reported <= made | scalars | {"n"}
     )
+
+
+def _of_rows(arch: Row, call: Call) -> list[str]:
+    """Inputs with one value a row that its results name."""
+    named = _reached(arch.per_row, arch)
+    return [n for n in call.names if n in named and n not in arch.full and n not in arch.column]
 
 
 def _reached(expressions: Iterable[str], arch: Row) -> set[str]:
@@ -195,7 +201,7 @@ def _steps(s: _Split, shown: dict[str, _Operand], profile: Profile, lower: Calla
     """Partial stages, their merge, and the elements."""
     arch, call = s.arch, s.call
     stages = _stage_names(arch.stages)
-    counted = "n" in {n for e in arch.per_row for n in T.names_in(e)} | _reached(arch.element, arch)
+    counted = "n" in _reached((*arch.per_row, *arch.element), arch)
     partial = [*stages, *(["n"] if counted else [])]
     temps = [padded_bytes(s.rows * s.parts, float32)] * len(partial) + [padded_bytes(s.rows, float32)] * len(partial)
     launches: list[Launch] = []
@@ -220,8 +226,16 @@ def _steps(s: _Split, shown: dict[str, _Operand], profile: Profile, lower: Calla
     reports = tuple(_renamed(e, texts) for e in arch.per_row)
     at = len(call.inputs) + len(arch.element)
     outs = [_Operand("", x, at + j) for j, x in enumerate(call.outputs[len(arch.element) :])]
-    second = Row(tuple(f"{n}_part" for n in partial), (), whole, (), (*(texts[n] for n in partial), *reports))
-    step("merge", second, [replace(o, name=f"{n}_part") for n, o in zip(partial, parts, strict=True)], [*merged, *outs], (1,))
+    named = _reached(arch.per_row, arch)
+    statements = tuple((n, t, _renamed(e, texts)) for n, t, e in arch.statements if n in named)
+    second = Row(tuple(f"{n}_part" for n in partial), (), whole, (), (*(texts[n] for n in partial), *reports), statements=statements)
+    ins = [replace(o, name=f"{n}_part") for n, o in zip(partial, parts, strict=True)]
+    for name in _of_rows(arch, call):
+        i = call.names.index(name)
+        layout = call.inputs[i]
+        assert layout is not None
+        ins.append(_Operand(name, layout, i, i))
+    step("merge", second, ins, [*merged, *outs], (1,))
     late = _reached(arch.element, arch)
     ins = [shown[n] for n in call.names if n in late]
     ins += [_Operand(_whole(n), s.spread(), m.number) for n, m in zip(partial, merged, strict=True) if n in late]

@@ -72,6 +72,7 @@ class Source:
         self.element, self.per_row, self.fixed = by_role["element"], by_role["per_row"], by_role["fixed"]
         self.groups = by_role["group"]
         self.known = {n: f"s.{T.identifier(n)}" for n, _ in form.scalars} | {n: f"({t})" for n, t in form.defaults}
+        self.once, self.statements = self._once()
         self.made = self._functions()
         staged = self.names(s.expr for s in form.stages)
         self.held_inputs = [o for o in self.full if not form.stages or o.name in staged] if form.registers else []
@@ -100,7 +101,8 @@ class Source:
     def types(self) -> dict[str, str]:
         """WGSL types of what expressions may name."""
         inputs = self.full + self.fixed + self.groups + self.columns + self.row_inputs
-        return dict.fromkeys(self.scope(0), "f32") | {o.name: o.compute.value for o in inputs if o.compute} | {"column": "u32"}
+        types = dict.fromkeys(self.scope(0), "f32") | {o.name: o.compute.value for o in inputs if o.compute} | {"column": "u32"}
+        return types | {n: t for n, t, _ in self.once} | {o.name: o.dtype.value for o in self.per_row}
 
     def body(self) -> str:
         form, team = self.form, self.form.team
@@ -124,11 +126,24 @@ class Source:
                 out += f"{leader}{{ {o.put(f'p.{o.tag}_at + row{r}', o.dtype.value, [f'{o.tag}_{r}'])} }}\n"
         return out
 
+    def _once(self) -> tuple[list[Statement], list[Statement]]:
+        """The form's statements that are the same all along a row, and the others."""
+        given = {*self.known, "n", *(o.name for o in self.row_inputs + self.fixed)}
+        once: list[Statement] = []
+        others: list[Statement] = []
+        for name, type_, expr in self.form.statements:
+            if given.issuperset(T.names_in(expr)):
+                given.add(name)
+                once.append((name, type_, expr))
+            else:
+                others.append((name, type_, expr))
+        return once, others
+
     def _functions(self) -> Functions:
-        """The form's statements; those that stages do not need name what the row reports, too."""
-        made = Functions(self.form.statements, self.known)
-        early = made.statements_of(s.expr for s in self.form.stages)
-        return Functions([(n, t, e if n in early else self.element_of(e)) for n, t, e in self.form.statements], self.known)
+        """The statements on elements; those that neither stages nor reports need name what the row reports, too."""
+        made = Functions(self.statements, self.known)
+        early = made.statements_of([*(s.expr for s in self.form.stages), *self.form.per_row])
+        return Functions([(n, t, e if n in early else self.element_of(e)) for n, t, e in self.statements], self.known)
 
     def element_of(self, expr: str) -> str:
         """An element output's expression, naming what the row reports rather than computing it for every element again."""
@@ -147,6 +162,8 @@ class Source:
             out += f"let {o.tag}_{r} = {o.part(o.entry(f'{o.tag}_b{r}'), 0)};\n"
         for o in self.row_inputs:
             out += f"let {o.tag}_{r} = {o.part(o.entry(f'p.{o.tag}_at + row{r} * p.{o.tag}_step'), 0)};\n"
+        for name, type_, expr in self.once:
+            out += f"let row_{T.identifier(name)}_{r}: {type_} = {T.substitute(expr, self.scope(r))};\n"
         return out
 
     # --- values ---
@@ -154,6 +171,7 @@ class Source:
     def scope(self, r: int) -> dict[str, str]:
         """What names outside of elements mean for row r of the team."""
         out = self.known | {"n": "n"} | {o.name: f"{o.tag}_{r}" for o in self.row_inputs + self.fixed + self.per_row}
+        out |= {name: f"row_{T.identifier(name)}_{r}" for name, _, _ in self.once}
         for s in self.form.stages:
             parts = {"softmax": ("_max", "_sum"), "moments": ("_mean", "_var")}.get(s.kind, ("",))
             out |= {s.name + x: f"st_{s.name}{x}_{r}" for x in parts}

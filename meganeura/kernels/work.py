@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..ops.archetype import Chain, Conv, Kernel, Matmul, Pointwise, Reduce, Row, Scan, Update
+from ..ops.archetype import Beside, Chain, Conv, Kernel, Matmul, Pointwise, Reduce, Row, Scan, Update
 from ..storage import Layout
+from . import beside
 from .kernel import Call
 
 _OPERATION = re.compile(r"[-+*/%]|\b[A-Za-z_]\w*(?=\()")
@@ -70,6 +71,8 @@ def _flops(call: Call) -> int:
         return size * _statements(kind.statements)
     if isinstance(kind, Reduce):
         return whole * (_REDUCTIONS.get(kind.kind, 1) + operations(kind.pre)) + size * operations(kind.post)
+    if isinstance(kind, Beside):
+        return sum(_flops(piece) for piece, _, _ in beside.parts(call))
     if isinstance(kind, Scan):
         return whole
     if isinstance(kind, Matmul):
@@ -92,7 +95,7 @@ def _convolution(role: str, call: Call) -> int:
     if first is None or second is None or not second.numel:
         return 0
     output, weight = {"output": (call.outputs[0], second), "input": (first, second), "weight": (second, call.outputs[0])}[role]
-    return 2 * output.numel * weight.numel // output.shape[1]
+    return 2 * output.numel * weight.numel // weight.shape[0]
 
 
 def _statements(statements: tuple[tuple[str, str, str], ...]) -> int:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .table import Op
 
 
 class Archetype:
@@ -131,12 +135,31 @@ class Row(Archetype):
 
 
 @dataclass(frozen=True)
+class Part:
+    """One of several rows that run in one dispatch: the names of the inputs it is given, its scalars (name, WGSL type), and
+    its number of outputs."""
+
+    op: Op
+    inputs: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Beside(Archetype):
+    """Independent reductions in one dispatch, made by fusion (ops/beside.py)."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class Epilogue:
-    """Pointwise statements (as in Chain) that a matrix product applies to its results before storing them, made by fusion.
+    """Pointwise statements (as in Chain) that a product or convolution applies to its results before storing them, made by
+    fusion.
 
     `product` names the product in the statements; `results` are the names stored to the outputs, in order. All further
     inputs and the outputs are laid out over the product's leading dimensions, then `rows` dimensions (1 or 2) that make
-    up M, then `cols` that make up N.
+    up M, then `cols` that make up N. Of a convolution these are the batch, channels, and spatial dimensions as one.
     """
 
     statements: tuple[tuple[str, str, str], ...]
@@ -160,9 +183,13 @@ class Matmul(Archetype):
 class Conv(Archetype):
     """A convolution of 1 to 3 spatial dimensions, or one of its gradients. role: 'output', 'input' or 'weight', the factor of
     the trilinear form in ops/conv.py that is made from the two others. Attributes: stride, padding (in front), dilation,
-    groups. f32 accumulation. An optional input `bias` has one value a channel of the result."""
+    groups. f32 accumulation. An optional input `bias` has one value a channel of the result. Weight gradients have no epilogue."""
 
     role: str
+    epilogue: Epilogue | None = None
+
+    def inplace_ok(self, name: str) -> bool:
+        return self.epilogue is not None and any(f"{{{name}}}" in expr for _, _, expr in self.epilogue.statements)
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,15 @@ def opened(kind: Reduce, name: str, compute: DType, made: DType) -> Reduce:
 
 
 def fed(kind: Reduce | Row, texts: Mapping[str, str], statements: Sequence[Statement], inputs: Sequence[str]) -> Reduce | Row:
-    """An archetype whose inputs named in `texts` are computed from statements over further elementwise `inputs`."""
+    """An archetype whose inputs named in `texts` are computed from statements over further `inputs`, which have elements if
+    those have."""
     own = tuple((n, t, renamed(e, texts)) for n, t, e in kind.statements)
     if isinstance(kind, Reduce):
         return replace(kind, values=tuple(renamed(v, texts) for v in kind.values), statements=(*statements, *own))
+    walked = not texts.keys().isdisjoint(kind.full)
     return replace(
         kind,
-        full=(*(n for n in kind.full if n not in texts), *inputs),
+        full=(*(n for n in kind.full if n not in texts), *(inputs if walked else ())),
         stages=tuple(replace(s, expr=renamed(s.expr, texts)) for s in kind.stages),
         element=tuple(renamed(e, texts) for e in kind.element),
         per_row=tuple(renamed(e, texts) for e in kind.per_row),

@@ -19,9 +19,10 @@ import pytest
 
 import meganeura as mg
 from benchmarks.transformer import Block
-from meganeura import config, nn, optim
+from meganeura import config, gpu, nn, optim
 from meganeura.compile import cache
 from meganeura.compile.ir import show
+from meganeura.compile.plain import Packing, Unpacking
 from meganeura.compile.verify import verify
 from meganeura.compile.verify_plan import verify_plan
 from meganeura.ops.archetype import Pointwise
@@ -409,6 +410,19 @@ def test_many_writers_and_readers(tmp_path: Path) -> None:
     for t in threads:
         t.join()
     assert not wrong and [p.name for p in tmp_path.iterdir()] == ["k.plan"]
+
+
+def test_rows_of_several_reductions_come_back() -> None:
+    device = gpu.current()
+    own, device.profile = device.profile, dataclasses.replace(device.profile, family="gpu")
+    try:
+        graph = mg.compile(lambda x, y: ((x * 2).sum(0) * 3, y.amax(0))).graph(mg.randn(50, 6), mg.randn(40, 8))
+    finally:
+        device.profile = own
+    (node,) = graph.nodes
+    packing = Packing()
+    number = packing.op(node.op)
+    assert Unpacking(json.loads(json.dumps(packing.rows)), {}).ops[number] is node.op
 
 
 SCRIPT = """

@@ -3,11 +3,10 @@ kernels: odd sizes, batches, transposed operands, several outputs, sums made in 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,22 +19,6 @@ from meganeura.kernels.kernel import Profile
 
 F = nn.functional
 NAME = "matmul epilogue"
-PROFILES: dict[str, dict[str, Any]] = {
-    "cpu": {"family": "cpu"},
-    "portable": {"family": "cpu", "subgroup_size": 4},
-    "gpu": {"family": "gpu"},
-    "small": {"family": "gpu", "subgroups": False, "subgroup_size": 0, "max_workgroup_size": 256},
-}
-
-
-@pytest.fixture(scope="module", params=PROFILES)
-def family(request: Any) -> Iterator[str]:
-    """Kernels are chosen for another profile: all of them are right on every device."""
-    device = gpu.current()
-    own = device.profile
-    device.profile = dataclasses.replace(own, **PROFILES[request.param])
-    yield request.param
-    device.profile = own
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

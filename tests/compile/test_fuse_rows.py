@@ -3,8 +3,7 @@ float64 as unfused ones, on every family of kernels: odd sizes, broadcast operan
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,12 @@ import meganeura as mg
 from meganeura import dispatch, gpu, nn
 from meganeura.compile.lower import lower
 from meganeura.kernels.kernel import Profile
+from meganeura.ops.norm import layer_norm_row
 
 F = nn.functional
-PROFILES: dict[str, dict[str, Any]] = {
-    "cpu": {"family": "cpu"},
-    "portable": {"family": "cpu", "subgroups": False, "subgroup_size": 0},
-    "gpu": {"family": "gpu"},
-    "small": {"family": "gpu", "subgroups": False, "subgroup_size": 0},
-}
 Fired = dict[str, int]
 RULES = ("reduction prologue", "reduction epilogue", "row prologue", "row epilogue", "column sums together")
 BEFORE, AFTER, ROW_BEFORE, ROW_AFTER, TOGETHER = RULES
-
-
-@pytest.fixture(scope="module", params=PROFILES)
-def family(request: Any) -> Iterator[str]:
-    """Kernels are chosen for another profile: all of them are right on every device."""
-    device = gpu.current()
-    own = device.profile
-    device.profile = dataclasses.replace(own, **PROFILES[request.param])
-    yield request.param
-    device.profile = own
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -194,6 +178,66 @@ def test_norms_of_channels(family: str, size: tuple[int, ...]) -> None:
     check(lambda x, w, b: (x * w.reshape(-1, 1, 1)).reshape(size[0], -1).sum(0), x, w, b, fired={BEFORE: 1})
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_values_of_rows(family: str, size: tuple[int, int]) -> None:
+    """What a row reports goes on, and what it is given once a row was computed from something."""
+    x, w, t = draw(*size), draw(size[0]), np.arange(size[0]) % size[1]
+
+    def loss(x: Any, w: Any, t: Any) -> Any:
+        rows = F.cross_entropy(x, t, reduction="none")
+        return rows, (rows * w).exp() - 1, rows > w
+
+    assert len(check(loss, x, w, t, fired={ROW_AFTER: 2}).nodes) == 1
+    check(lambda x, w, t: F.cross_entropy(x, t, reduction="none") + w.sum(), x, w, t, fired={ROW_AFTER: 1})
+
+    def gradient(x: Any, w: Any, t: Any) -> Any:
+        x = x.detach().requires_grad_()
+        rows = F.cross_entropy(x, t, reduction="none", label_smoothing=0.1)
+        return mg.autograd.grad((rows * w.exp() * 2).sum(), (x,))
+
+    check(gradient, x, w, t, fired={ROW_BEFORE: 1})  # costly ones too: they are computed once a row
+    check(lambda x, t: _mean_gradient(x, t), x, t)
+
+
+def _mean_gradient(x: Any, t: Any, **options: Any) -> Any:
+    x = x.detach().requires_grad_()
+    loss = F.cross_entropy(x, t, **options)
+    return loss.detach(), *mg.autograd.grad(loss, (x,))
+
+
+def test_a_mean_loss_and_its_gradient(family: str) -> None:
+    """Rows, their ratio with one over what it divides by, and the gradient, which is scaled by that."""
+    x, t, w = draw(70, 12), np.arange(70) % 12, draw(12) ** 2 + 0.1
+    t[::5] = -100
+    graph = check(_mean_gradient, x, t, fired={ROW_BEFORE: 1, ROW_AFTER: 1})
+    assert len(graph.nodes) == 3
+    check(lambda x, t, w: _mean_gradient(x, t, weight=w), x, t, w, fired={ROW_BEFORE: 1, ROW_AFTER: 1})
+    check(lambda x, t: _mean_gradient(x, t), x.reshape(7, 10, 12).transpose(0, 2, 1).copy(), t.reshape(7, 10))
+    check(_mean_gradient, x, t, dtype="float16")
+
+
+def test_values_of_long_rows(family: str) -> None:
+    """Few long rows, which several workgroups of a GPU share: what they report goes on in the launch that merges their parts."""
+    x, w = draw(3, 9000), draw(3)
+
+    def f(x: Any, w: Any) -> Any:
+        y, mean, rstd = layer_norm_row(x, None, None, (1,), 1e-5)
+        return y * 2, mean, rstd * w + 1
+
+    check(f, x, w, fired={ROW_AFTER: 2})
+
+
+def test_written_over_values_of_rows(family: str) -> None:
+    def f(x: Any, w: Any, t: Any) -> Any:
+        total = w * 1
+        total.add_(F.cross_entropy(x, t, reduction="none"))
+        rows = F.cross_entropy(x * 2, t, reduction="none")
+        rows.mul_(total)
+        return total, rows
+
+    check(f, draw(20, 9), draw(20), np.arange(20) % 9)
+
+
 def test_random_programs(family: str) -> None:
     """Pointwise ops, rows, reductions, in-place writes and views in any order."""
     for seed in range(6):
@@ -247,12 +291,59 @@ def test_sums_of_columns_together(family: str) -> None:
     x, y, z = draw(70, 24), draw(70, 24, seed=1), draw(70, 24, seed=2)
     shared = check(lambda x, y: ((x * y).sum(0), y.sum(0)), x, y, fired={TOGETHER: 1, BEFORE: 1})
     assert len(shared.nodes) == 1
-    apart = {} if PROFILES[family]["family"] == "cpu" else {TOGETHER: 2}
+    apart = {} if gpu.current().profile.family == "cpu" else {TOGETHER: 2}
     check(lambda x, y, z: (x.sum(0), y.mean(0), z.sum(0)), x, y, z, fired=apart)
     check(lambda x, y: (x.sum(0), x.reshape(35, 2, 24).sum((0, 1)) * 2, (y - x).sum(0)), x, y)
     check(lambda x, y: (x.sum(0), (y * x.sum(0)).sum(0)), x, y)
-    both = check(lambda x, y: ((x + y).exp().sum(0), ((x + y).exp() * y).sum(0)), x, y, fired={TOGETHER: 1, BEFORE: 2})
+    both = check(lambda x, y: ((x + y).exp().sum(0), ((x + y).exp() * y).sum(0)), x, y, fired={TOGETHER: 1, BEFORE: 1})
     assert len(both.nodes) == 1
+
+
+def test_many_sums_of_columns_together(family: str) -> None:
+    """More accumulators than workgroup memory holds at a time."""
+    check(lambda *xs: tuple(x.sum(0) for x in xs), *(draw(200, 40, seed=i) for i in range(7)))
+
+
+def test_reductions_in_one_dispatch(family: str) -> None:
+    """On GPUs, reductions of anything that need nothing of one another."""
+    x, y, z = draw(130, 24), draw(70, 9), draw(50, 64)
+    together = gpu.current().profile.family != "cpu"
+
+    def f(x: Any, y: Any, z: Any) -> Any:
+        return x.sum(0), (y * 0.5).amax(0) * 2, z.var(0), z.argmin(0)
+
+    assert len(check(f, x, y, z).nodes) == (1 if together else 4)
+    after = check(lambda x, y: ((x.sum(0) * 2).tanh(), (y * y).mean(0), y.sum(0) * x.sum()), x, y)
+    assert len(after.nodes) == (2 if together else 3), after
+
+    def apart(x: Any, y: Any) -> Any:  # the second needs the first, the third is written over
+        y, a = y * 1, x.sum(0)
+        b = (x * a).amax(0)
+        c = y.sum(0)
+        y.mul_(2)
+        return a, b, c, y.sum(0)
+
+    check(apart, x, y)
+
+
+def test_a_loss_waits_for_its_gradient(family: str) -> None:
+    """Nothing is read twice because a sum stands in between."""
+
+    def f(x: Any, y: Any) -> Any:
+        d = x.exp() - y
+        return (d * d).mean(), d * 0.25
+
+    assert len(check(f, draw(30, 20), draw(30, 20, seed=1)).nodes) == 2
+
+    def written(x: Any, y: Any) -> Any:
+        d = x.exp() - y
+        loss = (d * d).mean()
+        d.mul_(loss)
+        total = d.sum()
+        d.add_(1)
+        return loss, total, d
+
+    check(written, draw(30, 20), draw(30, 20, seed=1))
 
 
 def test_in_place_around_rows(family: str) -> None:
