@@ -3,7 +3,7 @@ CUDA graph, or its CPU kernels with two threads).
 
 python benchmarks/conv.py [--backend wgpu|dawn] [--sets resnet unet more] [--json FILE]
 Ours: GPU timestamps around passes of dependent dispatches, everything included that one op launches; median of 5.
-Errors: Frobenius norm against PyTorch's result in float64 on the CPU, relative, on the first entry of the batch (all of it for weights).
+Errors: Frobenius norm against PyTorch's result in float64, relative, on the first entry of the batch (all of it for weights).
 """
 
 from __future__ import annotations
@@ -113,9 +113,48 @@ def error(torch: Any, device: Device, s: Shape, direction: str, arrays: dict[str
     few = s.n if direction == "weight" else 1
     place = "cuda" if torch.cuda.is_available() else "cpu"
     t = {k: torch.from_numpy(v[:few] if k != "weight" else v).to(place).double() for k, v in arrays.items()}
+    tuned, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     want = call(torch, s, direction, t).cpu().numpy()
+    torch.backends.cudnn.benchmark = tuned
     part = got if direction == "weight" else got[:few]
     return float(np.linalg.norm(part - want) / np.linalg.norm(want)) if np.isfinite(got).all() else math.inf
+
+
+@dataclass(frozen=True)
+class Given:
+    """The three tensors of a shape: as arrays, PyTorch's, and ours."""
+
+    arrays: dict[str, np.ndarray]
+    tensors: dict[str, Any]
+    stored: dict[str, Buffer]
+
+
+def given(torch: Any, device: Device, s: Shape, rng: np.random.Generator) -> Given:
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in s.arrays().items()}
+    tensors = {name: torch.from_numpy(a).to(place) for name, a in arrays.items()}
+    return Given(arrays, tensors, {name: gemm.upload(device, a) for name, a in arrays.items()})
+
+
+def strict(torch: Any) -> None:
+    """No TF32; the fastest of cuDNN's kernels."""
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, True
+
+
+def timed(torch: Any, device: Device, s: Shape, direction: str, x: Given, budget: float) -> tuple[float, float, float]:
+    """Seconds of ours and of PyTorch's, and the relative error. Raises AssertionError where ours is wrong."""
+    target = gemm.upload(device, np.full(math.prod(s.arrays()[direction]), np.nan, np.float32))
+    buffers = [*(x.stored[name] for name in operands(direction)), target]
+    mine = gemm.ours(device, device.prepare(product(device, s, direction)), buffers, budget)
+    cuda = torch.cuda.is_available()
+    with torch.no_grad():
+        run = lambda: call(torch, s, direction, x.tensors)
+        for _ in range(3 if cuda else 0):
+            run()
+        other = gemm.cuda_seconds(torch, run, budget) if cuda else gemm.host_seconds(run, budget)
+    wrong = error(torch, device, s, direction, x.arrays, target)
+    assert wrong < 2e-5, (s, direction, wrong)
+    return mine, other, wrong
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,35 +167,23 @@ def main() -> None:
     device, cuda, rng = current(), beside.cuda(), np.random.default_rng(0)
     software = device.family == "cpu"
     torch = cuda or __import__("torch")
-    if cuda:
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, True
-    else:
+    strict(torch)
+    if not cuda:
         torch.set_num_threads(2)
     shapes = [s for name in args.sets or (["small"] if software else ["resnet", "unet"]) for s in SETS[name]]
     device.prepare_all([product(device, s, d) for s in shapes for d in args.directions])
     gemm.warm(device, 0.1 if software else 2.5)
-    place, budget = ("cuda" if cuda else "cpu"), 0.05 if software else 0.012
+    budget = 0.05 if software else 0.012
     rows: list[dict[str, Any]] = []
     ratios: dict[str, list[float]] = {d: [] for d in args.directions}
     for s in shapes:
-        arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in s.arrays().items()}
-        tensors = {name: torch.from_numpy(a).to(place) for name, a in arrays.items()}
+        tensors = given(torch, device, s, rng)
         for d in args.directions:
-            lowered = product(device, s, d)
-            target = gemm.upload(device, np.full(math.prod(s.arrays()[d]), np.nan, np.float32))
-            buffers = [*(gemm.upload(device, arrays[x]) for x in operands(d)), target]
-            mine = gemm.ours(device, device.prepare(lowered), buffers, budget)
-            with torch.no_grad():
-                run = lambda s=s, d=d, t=tensors: call(torch, s, d, t)
-                for _ in range(3 if cuda else 0):
-                    run()
-                other = gemm.cuda_seconds(torch, run, budget) if cuda else gemm.host_seconds(run, budget)
-            wrong = error(torch, device, s, d, arrays, target)
+            mine, other, wrong = timed(torch, device, s, d, tensors, budget)
             ratios[d].append(other / mine)
-            label = "+".join(x.kernel.label.removeprefix("conv_") for x in lowered.launches)
+            label = "+".join(x.kernel.label.removeprefix("conv_") for x in product(device, s, d).launches)
             rate = {"us": mine * 1e6, "GFLOP/s": s.flops / mine * 1e-9, "torch us": other * 1e6, "ratio": other / mine}
             rows.append({"shape": str(s), "made": d, **rate, "error": wrong, "kernels": label})
-            assert wrong < 2e-5, rows[-1]
     for d, values in ratios.items():
         mean = math.exp(statistics.fmean(map(math.log, values)))
         rows.append({"shape": "all of these", "made": d, "ratio": mean, "kernels": f"worst {min(values):.3f}"})

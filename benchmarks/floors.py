@@ -5,7 +5,8 @@ Software Vulkan: speeds of two free cores, which is 2 x work / CPU time of the p
 programs disturb them little. The median over 3 separately built pipelines, because some copies of the same machine code stay
 slow, of the best of 5 rounds taken in turns with PyTorch. LP_NUM_THREADS is 0 unless set. Floors: Mesa 25.0.7, AMD EPYC (Zen 5).
 GPUs: GPU time against PyTorch on CUDA in the same process, as benchmarks/gemm.py and benchmarks/rows.py measure them; floors are
-ratios to its time, measured on one NVIDIA H200. A line without "ours" has a floor but nothing that measures it yet.
+ratios to its time, measured on one NVIDIA H200 (with Dawn's bounds checks off, which they are not here). The floor of layer norm
+was measured with one vector as gain and as bias; it holds for that line and, strictly, for the one with two vectors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 os.environ.setdefault("LP_NUM_THREADS", "0")  # read when the Vulkan instance is made
 
+import attention
 import beside
+import conv
 import dispatch
 import gemm
 import numpy as np
@@ -100,13 +103,8 @@ PRODUCTS = {  # kind, M, N, K: cuBLAS strict float32 over ours, under naga and u
     ("TN", 1023, 1023, 1023): (0.92, 0.95),
 }
 STREAMS = {"softmax": 1.57, "layer norm": 1.46, "copy": 1.0, "add": 1.0, "gelu": 1.0, "sum": 1.0}
-LATER = {  # under naga, under Tint
-    "attention, 128 positions": (2.1, 2.4),
-    "attention, 2048 positions": (1.8, 2.0),
-    "conv 3x3, 2x64x32x32 to 64 channels": (1.26, 1.28),
-    "conv 3x3, 4x64x56x56 to 64 channels": (1.04, 1.13),
-    "conv 3x3, 4x256x14x14 to 256 channels": (1.25, 1.33),
-}
+ATTENTION = {128: (2.1, 2.4), 2048: (1.8, 2.0)}  # positions; under naga, under Tint
+CONVOLUTIONS = {(2, 64, 32): (1.26, 1.28), (4, 64, 56): (1.04, 1.13), (4, 256, 14): (1.25, 1.33)}  # batch, channels, size; the same
 
 # --- software Vulkan --------------------------------------------------------------------------------------------------
 
@@ -172,12 +170,16 @@ def software() -> Iterator[dict[str, Any]]:
     size = (4096, 1024, 4 << 20)
     x, lines = mg.randn(size[2]), bench.row_cases(*size)
     smooth = bench.Case("gelu tanh 4 Mi", lambda: mg.gelu(x, approximate="tanh"), 8 * size[2])
-    cases = {c.name: c for c in (*bench.matmul_cases(512), *bench.matmul_cases(1024), *lines, smooth)}
+    image, kernels = mg.randn(1, 64, 56, 56), mg.randn(64, 64, 3, 3)
+    made = bench.Case(SOFTWARE[-1].case, lambda: mg.nn.functional.conv2d(image, kernels, padding=1), flops=2 * 64 * 64 * 9 * 56 * 56)
+    cases = {c.name: c for c in (*bench.matmul_cases(512), *bench.matmul_cases(1024), *lines, smooth, made)}
     others: dict[str, Callable[[], Any]] = {}
     if torch:
         others = dict(zip([c.name for c in lines], rows.torch_calls(torch, *size, place="cpu"), strict=True))
         y = torch.randn(size[2])
         others[smooth.name] = lambda: torch.nn.functional.gelu(y, approximate="tanh")
+        z, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
+        others[made.name] = lambda: torch.nn.functional.conv2d(z, w, padding=1)
         for n in (512, 1024):
             a, b = torch.randn(n, n), torch.randn(n, n)
             others[f"matmul {n}"] = lambda a=a, b=b: a @ b
@@ -209,13 +211,22 @@ def product_rows(torch: Any, which: int) -> Iterator[dict[str, Any]]:
         yield Floor(f"matmul {m}x{k}x{n} {kind}", "TFLOP/s", None, ratios[which]).row(2 * m * n * k / mine / 1e12, theirs and theirs / mine)
 
 
+def one_vector(lines: int, columns: int) -> bench.Case:
+    """Layer norm with one vector as gain and as bias: as its floor was measured."""
+    x, v = mg.randn(lines, columns), mg.ones(columns)
+    name = f"layer norm {lines}x{columns}, gain as bias"
+    return bench.Case(name, lambda: mg.nn.functional.layer_norm(x, (columns,), v, v), 8 * lines * columns)
+
+
 def stream_rows(torch: Any) -> Iterator[dict[str, Any]]:
     size = (4096, 4096, 64 << 20)
     a = mg.randn(size[2])
-    cases = [*bench.row_cases(*size), bench.Case("copy 64 Mi", a.clone, 8 * size[2])]
+    cases = [*bench.row_cases(*size), bench.Case("copy 64 Mi", a.clone, 8 * size[2]), one_vector(*size[:2])]
     others: list[Callable[[], Any]] = []
     if torch:
         others = [*rows.torch_calls(torch, *size), torch.randn(size[2], device="cuda").clone]
+        y, v = torch.randn(size[:2], device="cuda"), torch.ones(size[1], device="cuda")
+        others.append(lambda: torch.nn.functional.layer_norm(y, (size[1],), v, v))
     bench.warm()
     for i, case in enumerate(cases):
         ms = bench.gpu_milliseconds(case.start)
@@ -224,12 +235,29 @@ def stream_rows(torch: Any) -> Iterator[dict[str, Any]]:
         yield Floor(case.name, "GB/s", None, ratio).row(case.nbytes / ms / 1e6, theirs and theirs / ms)
 
 
+def attention_rows(torch: Any, which: int) -> Iterator[dict[str, Any]]:
+    for n, ratios in ATTENTION.items():
+        ms = attention.milliseconds(attention.ours(1, n, n)[0])
+        theirs = attention.torch_milliseconds(torch, attention.theirs(torch, "cuda", 1, n, n)[0], graph=True) if torch else None
+        yield Floor(f"attention, {n} positions", "ms", None, ratios[which]).row(ms, theirs and theirs / ms)
+
+
+def conv_rows(torch: Any, which: int) -> Iterator[dict[str, Any]]:
+    device, rng = current(), np.random.default_rng(0)
+    conv.strict(torch)
+    for (n, channels, size), ratios in CONVOLUTIONS.items():
+        s = conv.Shape(n, channels, channels, size, 3)
+        mine, theirs, _ = conv.timed(torch, device, s, "output", conv.given(torch, device, s, rng), 0.012)
+        yield Floor(f"conv 3x3, {n}x{channels}x{size}x{size}", "GFLOP/s", None, ratios[which]).row(s.flops / mine / 1e9, theirs / mine)
+
+
 def gpu() -> Iterator[dict[str, Any]]:
     torch, which = beside.cuda(), 1 if current().backend == "dawn" else 0
     yield from product_rows(torch, which)
     yield from stream_rows(torch)
-    for name, ratios in LATER.items():
-        yield Floor(name, "", None, ratios[which]).row(None, None)
+    yield from attention_rows(torch, which)
+    if torch:
+        yield from conv_rows(torch, which)
 
 
 def main() -> None:

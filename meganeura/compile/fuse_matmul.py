@@ -1,9 +1,10 @@
-"""Epilogues of matrix products: pointwise work on a product's result moves into the kernel that makes it.
+"""Epilogues of products: pointwise work on the result of a matrix product or a convolution moves into the kernel that makes it.
 
 In: a graph whose pointwise nodes were made chains. Out: the graph with products that go on to add biases and residuals,
 apply activations and masks, or store through another layout. A chain is absorbed by the last product that it reads, if it
 walks the product's elements in an order that comes from it by splitting, merging and permuting dimensions. The fused node
-runs at the place of the chain, or of the product where something between them reads the product.
+runs at the place of the chain, or of the product where something between them reads the product. A convolution or its input
+gradient counts as products of an image each, with channels as rows and all spatial dimensions as columns.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..dtype import uint32
+from ..kernels import conv_fusion, matmul
 from ..kernels.kernel import Profile
-from ..kernels.matmul import fused_problem
-from ..ops.archetype import Chain, Epilogue, Matmul
+from ..ops.archetype import Chain, Conv, Epilogue, Matmul
+from ..ops.fused_conv import fused_conv_op
 from ..ops.fused_matmul import fused_matmul_op
 from ..ops.table import SCALAR, Inferred, Spec
 from ..provenance import together
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
 
 
 def fuse_matmul(graph: Graph, context: Context) -> None:
-    """Move chains that read a product into it."""
+    """Move chains that read a product or convolution into it."""
     work = _Work(graph, context.profile)
     for i, node in enumerate(graph.nodes):
         if isinstance(node.op.archetype, Chain) or is_fusable(node):
             fused = work.absorb(i, node)
             if fused is not None:
-                context.report.note("matmul epilogue", node.site)
+                context.report.note("matmul epilogue" if isinstance(fused.op.archetype, Matmul) else "convolution epilogue", node.site)
     graph.nodes = [n for n in work.slots if n is not None]
 
 
@@ -121,37 +123,43 @@ class _Work:
         del inputs[name]
         outputs = [*chain.outputs, *([product.outputs[0]] if stored else [])]
         layouts = [view.through(o.layout) for o in (*inputs.values(), *chain.outputs)]
-        own = [view.own()] if stored else []
+        made = [view.own()] if stored else []
         numbered = any(_NUMBERED.search(expr) for _, _, expr in kind.statements)
         number = [view.through(Layout(uint32, view.shape))] if numbered else []
-        laid = view.laid([*layouts, *own, *number])
+        laid = view.laid([*layouts, *made, *number])
         if laid is None:
             return None
         rows, cols, shown = laid
         results = (*kind.results, *([name] if stored else []))
         epilogue = Epilogue(kind.statements, results, name, rows, cols)
-        op = fused_matmul_op(product.op, epilogue, list(inputs), scalars, [o.layout.dtype for o in outputs], numbered)
+        convolution = isinstance(product.op.archetype, Conv)
+        build = fused_conv_op if convolution else fused_matmul_op
+        op = build(product.op, epilogue, list(inputs), scalars, [o.layout.dtype for o in outputs], numbered)
         attrs = {"index": shown.pop().strides} if numbered else {}
         n = len(inputs)
         extra = [Operand(o.value, x) for o, x in zip(inputs.values(), shown[:n], strict=True)]
-        matrices = [Operand(o.value, x) for o, x in zip(product.reads(), view.matrices(), strict=True)]
-        node = Node(op, [*matrices, *extra, *(operands[n] for n, _ in scalars), *attrs.values()], together([product.place, chain.place]))
+        own = product.args if convolution else [Operand(o.value, x) for o, x in zip(product.reads(), view.matrices(), strict=True)]
+        node = Node(op, [*own, *extra, *(operands[n] for n, _ in scalars), *attrs.values()], together([product.place, chain.place]))
         specs = tuple(Spec(o.layout.dtype, x.shape) for o, x in zip(outputs, shown[n:], strict=True))
-        node.inferred = Inferred(specs, tuple(o.layout.dtype for o in (*matrices, *extra)), attrs)
+        compute = tuple(o.layout.dtype for o in (*product.reads(), *extra))
+        node.inferred = Inferred(specs, compute, {**product.inferred.attrs, **attrs})
         node.outputs = tuple(Operand(o.value, x) for o, x in zip(outputs, shown[n:], strict=True))
         before = [None if v is result else v for v in chain.previous]
         node.previous = (*before, *([None] if stored else []))
         node.region = chain.region
         node.parts = (*product.parts, *chain.parts)
-        fits = fused_problem(call_of(node, operand_cells(node)), epilogue, self.profile)
+        problem = conv_fusion.fused_problem if convolution else matmul.fused_problem
+        fits = problem(call_of(node, operand_cells(node)), epilogue, self.profile)
         return node if fits is not None else None
 
 
 def is_open(node: Node) -> bool:
-    """Whether a node is a product without an epilogue whose result is a new cell, in a type that registers hold as storage
-    does."""
+    """Whether a node is a product or convolution without an epilogue whose result is a new cell, in a type that registers hold
+    as storage does."""
     kind = node.op.archetype
-    if not isinstance(kind, Matmul) or kind.epilogue is not None or node.in_place:
+    if not isinstance(kind, (Matmul, Conv)) or kind.epilogue is not None or node.in_place:
+        return False
+    if isinstance(kind, Conv) and kind.role == "weight":
         return False
     out = node.outputs[0]
     whole = out.layout.contiguous and out.layout.offset == 0 and out.layout.numel == out.value.cell.elements > 0
@@ -195,7 +203,10 @@ class _View:
             step *= shape[d]
         pieces: list[list[_Piece]] = []
         todo = [(d, shape[d], 1) for _, d in reversed(dims)]  # (dimension, what is left of it, step); the innermost is last
-        for size in reversed(whole.shape):
+        sizes = whole.shape
+        if isinstance(product.op.archetype, Conv):
+            sizes = (*sizes[:2], numel(sizes[2:]))
+        for size in reversed(sizes):
             found: list[_Piece] = []
             while size > 1:
                 d, left, step = todo.pop()

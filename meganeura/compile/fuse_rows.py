@@ -31,7 +31,7 @@ def fuse_rows(graph: Graph, context: Context) -> None:
     work.each(work.epilogue, Row, "row epilogue")
     work.each(work.epilogue, Reduce, "reduction epilogue")
     work.each(work.prologue, Row, "row prologue")
-    work.each(work.beside, Reduce, "column sums together")
+    work.each(work.sums_together, Reduce, "column sums together")
     work.each(work.prologue, Reduce, "reduction prologue")
     if context.profile.family != "cpu":  # a software device would walk the text of all for each
         work.each(work.side_by_side, Reduce, "reductions in one dispatch")
@@ -64,7 +64,7 @@ class _Work:
                 self.report.note(rule, made.site)
                 node = made if self.place[made] >= i else None
 
-    # --- the three ways ---
+    # --- the ways ---
 
     def epilogue(self, node: Node) -> Node | None:
         """Take in a chain that reads a result of the node."""
@@ -120,7 +120,7 @@ class _Work:
                 return taken.node((chain, node), self.profile)
         return None
 
-    def beside(self, node: Node) -> Node | None:
+    def sums_together(self, node: Node) -> Node | None:
         """Take in an earlier sum over the same elements."""
         taken = Taken.of(node)
         if taken is None or not taken.is_column_sum():

@@ -17,11 +17,12 @@ from ..dtype import DType, dtype
 from ..ops.archetype import Epilogue, Part, Reduce, Row, Stage
 from ..ops.beside import beside_op
 from ..ops.chain import chain_op
+from ..ops.fused_conv import fused_conv_op
 from ..ops.fused_matmul import fused_matmul_op
 from ..ops.fused_rows import fused_op
 from ..ops.table import REGISTRY, Op
 
-_BUILDERS: dict[str, Callable[..., Op]] = {f.__name__: f for f in (beside_op, chain_op, fused_matmul_op, fused_op)}
+_BUILDERS: dict[str, Callable[..., Op]] = {f.__name__: f for f in (beside_op, chain_op, fused_conv_op, fused_matmul_op, fused_op)}
 _CLASSES: dict[str, type] = {c.__name__: c for c in (Epilogue, Part, Reduce, Row, Stage)}
 _FIELDS = {c: tuple(f.name for f in fields(c)) for c in _CLASSES.values()}
 _SIMPLE = (type(None), bool, int, float, str)

@@ -3,7 +3,7 @@ random numbers do not depend on what was pruned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .ir import Cell, Graph, Node, Operand, Value, covers
@@ -22,16 +22,20 @@ def prune(graph: Graph) -> None:
 
 
 def make_anew(nodes: Sequence[Node], own: set[Cell]) -> None:
-    """Where what made one of the graph's `own` cells is gone (pruned, or fused into its reader) because a later node
-    overwrites all of the cell, that node makes the cell."""
-    made: set[Cell] = set()
+    """Where what a node overwrites all of is gone (pruned, or fused into its reader), it overwrites what is there instead, or
+    makes the cell if that is one of the graph's `own` and nothing is."""
+    held: dict[Cell, Value] = {}
     for node in nodes:
-        lost = [
-            v is not None and v.cell in own and v.cell not in made and covers(o) for o, v in zip(node.outputs, node.previous, strict=True)
-        ]
-        if any(lost):
-            node.previous = tuple(None if gone else v for v, gone in zip(node.previous, lost, strict=True))
-        made.update(o.value.cell for o in node.outputs)
+        held.update((o.value.cell, o.value) for o in node.reads())
+        if node.in_place:
+            node.previous = tuple(_there(o, v, held, own) for o, v in zip(node.outputs, node.previous, strict=True))
+        held.update((o.value.cell, o.value) for o in node.outputs)
+
+
+def _there(out: Operand, before: Value | None, held: Mapping[Cell, Value], own: set[Cell]) -> Value | None:
+    if before is None or not covers(out):
+        return before
+    return held.get(before.cell, None if before.cell in own else before)
 
 
 def merge_equal(graph: Graph) -> None:

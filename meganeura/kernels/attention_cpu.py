@@ -131,6 +131,17 @@ def _chain(pairs: list[tuple[str, str]], start: str) -> str:
     return start
 
 
+def products(tile: int) -> list[str]:
+    """Adds to s{i} of each row i the products of its quad, which is x{i / 8} in lane i % 8, with this lane's y0 to y3."""
+    lines = []
+    for i in range(tile):
+        text = "".join(f"let e{i}{z} = subgroupBroadcast(x{i // LANES}.{z}, {i % LANES}u); " for z in T.LANES)
+        for j, z in enumerate(T.LANES):
+            text += f"s{i}.{z} = " + _chain([(f"e{i}{q}", f"y{j}.{q}") for q in T.LANES], f"s{i}.{z}") + "; "
+        lines.append(text)
+    return lines
+
+
 def _setup(f: Form) -> list[str]:
     """Which queries and keys this subgroup has."""
     lines = [
@@ -176,11 +187,7 @@ def _scores(f: Form) -> list[str]:
     lines += [f"let kr{j} = k_base + min(col + {j}u, to_ - 1u) * p.k_r;" for j in range(4)]
     lines += [f"var s{i} = vec4<f32>();" for i in rows] + ["c = 0u; loop {"]
     lines += [f"let x{n} = q_quad(qr{n}, c);" for n in _eights(f)] + [f"let y{j} = k_quad(kr{j}, c);" for j in range(4)]
-    for i in rows:
-        text = "".join(f"let a{i}{z} = subgroupBroadcast(x{i // LANES}.{z}, {i % LANES}u); " for z in T.LANES)
-        for j, z in enumerate(T.LANES):
-            text += f"s{i}.{z} = " + _chain([(f"a{i}{q}", f"y{j}.{q}") for q in T.LANES], f"s{i}.{z}") + "; "
-        lines.append(text)
+    lines += products(f.tile)
     lines += ["continuing { c += 1u; break if c >= quads; } }", "let to_lane = (u - t) / 4u + lane;"]
     lines += [f"weights[{i * BLOCK // 4}u + to_lane] = s{i} * scale;" for i in rows]
     return [*lines, f"continuing {{ u += {KEYS}u; break if u >= stop; }} }}"]

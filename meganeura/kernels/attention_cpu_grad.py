@@ -14,7 +14,7 @@ from functools import partial
 from ..dtype import DType, float32
 from . import attention_problem as A
 from . import template as T
-from .attention_cpu import LANES, LOOPS, TURN
+from .attention_cpu import LANES, LOOPS, TURN, products
 from .attention_problem import Problem, Rules, Source
 from .kernel import Kernel, Launch, Profile
 
@@ -115,14 +115,7 @@ def _product(to: str, a: str, b: str, limit: str) -> list[str]:
     lines += [f"let b{j} = {b}_base + min(col0 + {j}u, p.keys - 1u) * p.{b}_r;" for j in range(4)]
     lines += [f"var s{i} = vec4<f32>();" for i in rows] + [f"let columns = (p.{limit} + 3u) / 4u; var c = 0u; loop {{"]
     lines += [f"let x{n} = {a}_quad(a{n}, c);" for n in loads] + [f"let y{j} = {b}_quad(b{j}, c);" for j in range(4)]
-    for i in rows:
-        text = "".join(f"let e{i}{z} = subgroupBroadcast(x{i // LANES}.{z}, {i % LANES}u); " for z in T.LANES)
-        for j, z in enumerate(T.LANES):
-            sums = f"s{i}.{z}"
-            for q in T.LANES:
-                sums = f"fma(e{i}{q}, y{j}.{q}, {sums})"
-            text += f"s{i}.{z} = {sums}; "
-        lines.append(text)
+    lines += products(TILE)
     lines.append("continuing { c += 1u; break if c >= columns; } }")
     return [*lines, *(f"{to}_tile[{i * LANES}u + lane] = s{i};" for i in rows), "}"]
 

@@ -117,11 +117,12 @@ def forward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Low
     q, out = w.merged(p.q, p.kv), w.merged(operands["out.0"], p.kv)
     parts = list(_parts(p, profile.max_binding))
     memory = w.temp(_bytes(p, *parts[0]))
+    values = _written(p, w) if p.rules.position and (p.rules.causal or p.rules.window) else p.v
     for b, h in parts:
         s = _scores(p, b, h, memory)
         w.product(_part(q, b, h), _turned(_part(p.k, b, h)), s)
         w.launches.append(_rows(p, "weights", b, h, [s, operands["out.1"]], profile))
-        w.product(s, _part(p.v, b, h), _part(out, b, h))
+        w.product(s, _part(values, b, h), _part(out, b, h))
     return Lowered(tuple(w.launches), tuple(w.temps))
 
 
@@ -159,6 +160,38 @@ def backward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lo
         w.product(d, _part(p.k, b, h), _part(dq, b, h))
         w.product(_turned(d), _part(q, b, h), _part(dk, b, h))
     return Lowered(tuple(w.launches), tuple(w.temps))
+
+
+# --- values of a cache -----------------------------------------------------------------------------------------------
+
+
+def _written(p: Problem, w: _Work) -> Source:
+    """The values with zeros in place of those that no query sees: behind the last position a cache may never have been written,
+    and a weight of 0 does not take away a NaN."""
+    quads, wide = -(-p.width // 4), p.v.wide()
+    strides = (p.kv * p.keys * quads * 4, p.keys * quads * 4, quads * 4, 1)
+    out = Source(w.temp(p.batch * strides[0] * 4), Layout(float32, (p.batch, p.kv, p.keys, p.width), strides))
+    assert p.position is not None
+    count = p.batch * p.kv * p.keys * quads
+    words = [*p.words(), count, quads, p.kv, *p.v.words(wide)]
+    form = (replace(p.rules, mask=None, form=""), p.v.layout.dtype, wide)
+    kernel = Kernel(
+        ("attention values", form), partial(_written_source, form), ("read", "read_write", "read"), "<attention values>", trusted=True
+    )
+    w.launches.append(Launch(kernel, (p.v.number, out.number, p.position.number), T.grid(-(-count // 64)), T.pack(words)))
+    return out
+
+
+def _written_source(form: tuple[Rules, DType, bool], profile: Profile) -> str:
+    rules, dtype, wide = form
+    declared = [("v", T.element(dtype, 4 if wide else 1), "read"), ("o", "vec4<f32>", "read_write"), *A.rules_arrays(rules)]
+    code = A.rules_text(rules) + A.reader("v", dtype, wide, False, "width")
+    code += T.entry(profile, 64) + "  let id = group * 64u + local;\n  if (id >= p.total) { return; }\n"
+    code += "  let c = id % p.quads; let t = id / p.quads % p.keys; let matrix = id / (p.quads * p.keys);\n"
+    code += "  let h = matrix % p.kv; let b = matrix / p.kv;\n  var x = vec4<f32>();\n"
+    code += "  if (t < end(start(b) + i32(p.rows) - 1)) { x = v_quad(p.v_at + b * p.v_b + h * p.v_h + t * p.v_r, c); }\n  o[id] = x;\n}\n"
+    fields = [*A.FIELDS, "total", "quads", "kv", *A.steps("v")]
+    return A.module(profile, code, A.arrays(declared), fields, len(declared), [dtype, float32], T.lanes(profile) > 0, scalars=False)
 
 
 # --- rows of scores -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from ..ops.archetype import Beside
 from . import reduce
@@ -65,9 +65,15 @@ def _fit(launches: Sequence[Launch], profile: Profile) -> bool:
         return False
     if any(x.ranges is not None or x.grid[1:] != (1, 1) or not x.kernel.params for x in launches):
         return False
-    texts = [x.kernel.source(profile) for x in launches]
-    memory = sum(4 * int(n) for text in texts for n in _SHARED.findall(text))
-    return memory <= profile.max_workgroup_memory and len({_main(text)[0] for text in texts}) == 1
+    taken = [_workgroup(x.kernel, profile) for x in launches]
+    return sum(memory for _, memory in taken) <= profile.max_workgroup_memory and len({size for size, _ in taken}) == 1
+
+
+@lru_cache(4096)
+def _workgroup(kernel: Kernel, profile: Profile) -> tuple[str, int]:
+    """Invocations and bytes of memory of a kernel's workgroup. Kept, since fusion tries each kernel beside several others."""
+    text = kernel.source(profile)
+    return _main(text)[0], sum(4 * int(n) for n in _SHARED.findall(text))
 
 
 def _together(launches: Sequence[Launch], label: str) -> Launch:

@@ -53,7 +53,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured best: kinds ('N' or 'T' for each operand, as in BLAS), sizes, tile, slices of K, backend ('' for any)."""
+    """A measured best: kinds ('N' or 'T' for each operand, as in BLAS), sizes, tile, slices of K, backend ('' for any).
+
+    stores: 'v4' or 'v1' if it only holds for results stored as vec4s or as single elements. most: tiles up to which it holds (0: any).
+    """
 
     kinds: str
     m: int
@@ -62,9 +65,11 @@ class Point:
     tile: Tile
     split: int = 1
     backend: str = ""
+    stores: str = ""
+    most: int = 0
 
 
-WHOLE_ROWS = 1 << 29  # products of a matrix from which operands along k with rows of odd length are copied into whole vec4s
+WHOLE_ROWS = 1 << 29  # products of a matrix from which operands with rows of odd length are copied into whole vec4s
 USES = 256  # and how often their elements must be used
 
 BIG = Tile(128, 128, 8, 8, wrap=True, turn_b="s4")
@@ -76,6 +81,10 @@ LOW4 = Tile(64, 32, 8, 4, groups=4, turn_a="quad")
 ROWS = Tile(32, 64, 4, 8, groups=4, turn_a="row")
 MID = Tile(64, 64, 4, 8)
 SMALL = Tile(32, 32, 4, 4, groups=2)
+SMALL4 = Tile(32, 32, 4, 4, groups=4, turn_a="row")
+SQUARE = Tile(64, 64, 8, 8, groups=4)
+SLIM = Tile(32, 48, 4, 4, groups=4, turn_b="s4", lanes=8)
+ONCE = 132  # multiprocessors of an H200: four groups a tile pay while every tile has one to itself
 
 POINTS = (
     Point("NN TT", 4096, 4096, 4096, BIG),
@@ -83,19 +92,25 @@ POINTS = (
     Point("TN", 4096, 4096, 4096, replace(BIG, walk="ptr")),
     Point("NN NT TN TT", 2048, 2048, 2048, replace(BIG, walk="ptr")),
     Point("NN NT TN TT", 576, 1536, 4096, BIG, 4),
-    Point("NN", 1024, 1024, 1024, replace(WIDE, wrap=True, walk="ptr"), 2),
-    Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr")),
-    Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr")),
-    Point("TT", 1024, 1024, 1024, PAIR),
+    Point("NN", 1024, 1024, 1024, replace(WIDE, wrap=True, walk="ptr"), 2, stores="v4"),
+    Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr"), stores="v4"),
+    Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr"), stores="v4"),
+    Point("TT", 1024, 1024, 1024, PAIR, stores="v4"),
+    Point("NN NT TT", 1024, 1024, 1024, replace(PAIR, walk="ptr"), stores="v1"),
+    Point("TN", 1024, 1024, 1024, PAIR, stores="v1"),
+    Point("TN", 128, 1536, 576, SLIM, most=ONCE),
     Point("NN TN", 128, 1536, 576, LOW4),
     Point("NT TT", 128, 1536, 576, ROWS),
-    Point("NN NT TN TT", 128, 576, 1536, LOW, 6),
+    Point("NN NT TN TT", 128, 576, 1536, LOW, 7),
     Point("NN TN", 128, 49152, 576, replace(WIDE, walk="ptr")),
     Point("NT TT", 128, 49152, 576, WIDE),
     Point("NN NT", 49152, 128, 576, replace(WIDE, walk="ptr")),
     Point("TN TT", 49152, 128, 576, replace(TALL, walk="ptr")),
-    Point("NN NT TN TT", 768, 768, 768, replace(WIDE, walk="ptr"), 3),
+    Point("NN NT TN TT", 768, 768, 768, replace(WIDE, walk="ptr"), 3, stores="v4"),
+    Point("NN NT TN TT", 768, 768, 768, PAIR, 2, stores="v1"),
+    Point("NN NT TN TT", 704, 704, 704, SQUARE, most=ONCE),
     Point("NN NT TN TT", 512, 2048, 512, PAIR),
+    Point("NN NT", 50, 2048, 720, SMALL4, most=ONCE),
     Point("NN TN", 50, 2048, 720, SMALL),
     Point("NT TT", 50, 2048, 720, LOW, 4),
     Point("NN NT TN TT", 50, 720, 2048, ROWS, 6),
@@ -110,17 +125,22 @@ POINTS = (
 )
 
 
-def choose(kind: str, m: int, n: int, k: int, matrices: int, backend: str, usable: Callable[[Tile], bool]) -> tuple[Tile, int]:
+def choose(
+    kind: str, m: int, n: int, k: int, matrices: int, backend: str, usable: Callable[[Tile], bool], stores: str = "v4"
+) -> tuple[Tile, int]:
     """Tile and slices of K of the usable point nearest to these sizes. Matrices of a batch count like further columns,
     results that a tile would make for nothing count twice."""
+
+    def holds(x: Point) -> bool:
+        few = not x.most or _tiles(x.tile, m, n) * matrices <= x.most
+        return few and kind in x.kinds and x.backend in ("", backend) and x.stores in ("", stores) and usable(x.tile)
 
     def distance(x: Point) -> float:
         away = abs(log2(m / x.m)) + abs(log2(n * matrices / x.n)) + abs(log2(k / x.k)) / 2
         waste = log2(_tiles(x.tile, m, n) * x.tile.bm * x.tile.bn / (m * n))
         return away + 2 * waste
 
-    points = [x for x in POINTS if kind in x.kinds and x.backend in ("", backend) and usable(x.tile)]
-    x = min(points, key=distance)
+    x = min(filter(holds, POINTS), key=distance)
     if x.split == 1:
         return x.tile, 1
     groups = _tiles(x.tile, x.m, x.n) * x.split  # the measured number of workgroups, unless slices become too short for it

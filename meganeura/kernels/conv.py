@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import DeviceError
 from ..ops.archetype import Conv
-from ..shape import numel
 from ..storage import Layout
-from . import conv_cpu, conv_direct, conv_gpu, conv_single, move, pointwise
+from . import (
+    conv_cpu,
+    conv_direct,
+    conv_gpu,
+    conv_single,
+    conv_tiled,
+    conv_weigh,
+    conv_window,
+    conv_window_weight,
+    conv_winograd_gpu,
+    move,
+    pointwise,
+)
 from . import template as T
-from .conv_phases import phases
+from .conv_fusion import fused_problem
 from .conv_problem import Gather, Problem, Weigh, problem
 from .conv_sum import add_slices, partial, slice_elements
 from .kernel import TEMP, Call, Launch, Lowered, Profile
@@ -29,6 +41,13 @@ def lower(call: Call, profile: Profile) -> Lowered:
         return Lowered(_nothing(call, profile))
     launches: list[Launch] = []
     temps: list[int] = []
+    if call.op.archetype.epilogue is not None:
+        fused = fused_problem(call, call.op.archetype.epilogue, profile)
+        if fused is None:
+            raise DeviceError(f"{call.op} does not fit this device")
+        for piece in _pieces(fused, profile):
+            launches += _plan(piece, profile, temps)
+        return Lowered(tuple(launches), tuple(temps))
     pieces = [problem(x, role, profile) for x in _cut(call, role, profile)]
     first = pieces[0]
     if isinstance(first, Weigh) and len(pieces) > 1:
@@ -40,25 +59,29 @@ def lower(call: Call, profile: Profile) -> Lowered:
 
 
 FEW = 64  # products of input and output channels a group under which tiles do not pay
-WIDE = 784  # pixels of an image from which a GPU multiplies image by image
 
 
 def _plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
     """The launches of a problem that fits; `temps` is extended by what they need."""
     g = p.geometry
-    if g.single and (profile.family == "cpu" or (isinstance(p, Gather) and numel(g.output) >= WIDE and g.m * g.c >= FEW)):
+    if g.single and profile.family == "cpu":
         launches = conv_single.plan(p, profile, temps)
         if launches is not None:
             return launches
     if conv_cpu.suits(profile):
-        return conv_cpu.weigh(p, temps) if isinstance(p, Weigh) else conv_cpu.gather(p, profile, temps)
-    if profile.family == "cpu" or g.m * g.c < FEW or not conv_gpu.possible(profile):
+        return conv_cpu.weigh(p, profile, temps) if isinstance(p, Weigh) else conv_cpu.gather(p, profile, temps)
+    if profile.family == "gpu" and isinstance(p, Gather) and conv_window.suits(p):
+        return conv_window.gather(p, temps)
+    if profile.family == "gpu" and isinstance(p, Weigh) and g.m * g.c < FEW and conv_window_weight.suits(p):
+        return conv_window_weight.weigh(p, temps)
+    if profile.family == "cpu" or g.m * g.c < FEW or not conv_tiled.possible(profile):
         return conv_direct.weigh(p) if isinstance(p, Weigh) else conv_direct.gather(p, temps)
+    how = conv_winograd_gpu.way(p, profile)
     if isinstance(p, Weigh):
-        return conv_gpu.weigh(p, profile, temps)
-    holes = [x for x in phases(p) if not x.taps.number]
-    fill = conv_direct.fill(p) if holes else []
-    return [*fill, *conv_gpu.gather(p, profile, temps)]
+        return conv_winograd_gpu.weigh(p, how, temps) if how else conv_weigh.weigh(p, profile, temps)
+    if how:
+        return conv_winograd_gpu.gather(p, how, temps)
+    return conv_gpu.gather(p, profile, temps)
 
 
 def _nothing(call: Call, profile: Profile) -> tuple[Launch, ...]:
@@ -94,6 +117,16 @@ def _temporaries(call: Call, role: str, profile: Profile) -> int:
     temps: list[int] = []
     _plan(problem(call, role, profile), profile, temps)
     return max(temps, default=0)
+
+
+def _pieces(p: Gather, profile: Profile) -> list[Gather]:
+    """The problem, or problems on fewer entries of the batch each, whose temporaries fit a binding."""
+    temps: list[int] = []
+    _plan(p, profile, temps)
+    n = p.geometry.n
+    if n == 1 or max(temps, default=0) <= profile.max_binding:
+        return [p]
+    return [*_pieces(p.batch(0, n // 2), profile), *_pieces(p.batch(n // 2, n), profile)]
 
 
 def _part(call: Call, role: str, low: int, high: int) -> Call:

@@ -14,13 +14,16 @@ from itertools import pairwise
 
 from ..dtype import DType
 from ..shape import numel
-from . import conv_winograd
+from . import conv_columns, conv_winograd
 from . import template as T
+from .conv_blocks import DISPATCH
 from .conv_border import Bordered, bordered, packed
+from .conv_fusion import closing, dtypes, launch
 from .conv_phases import Phase, phases
 from .conv_problem import Field, Gather, Triple, Weigh, ranges
 from .conv_sum import add_slices, partial, slice_elements
 from .kernel import TEMP, Kernel, Launch, Profile
+from .matmul_fusion import Epilogue
 
 LANES = 8
 TURNS = 60000  # of a loop, under what lavapipe stops an invocation at
@@ -80,6 +83,7 @@ class Form:
     bias: DType | None
     quads: bool  # four pixels are stored as one vec4
     small: bool  # tiles and pixels are few enough to divide by reciprocals
+    epilogue: Epilogue | None = None
 
 
 # --- loops over several counters -----------------------------------------------------------------------------------------
@@ -143,9 +147,29 @@ def _number() -> list[str]:
 def gather(p: Gather, profile: Profile, temps: list[int]) -> list[Launch]:
     """The launches of a convolution's output or input gradient."""
     parts = phases(p)
-    if profile.winograd and conv_winograd.suits(p, parts):
-        return conv_winograd.gather(p, parts[0], profile, temps)
+    ways = {"tiles": _time(p, parts)}
+    if profile.winograd and conv_winograd.suits(p, parts) and conv_winograd.nbytes(p) <= profile.max_binding:
+        ways["winograd"] = conv_winograd.time(p)
+    if conv_columns.suits(p, parts) and conv_columns.nbytes(p) <= profile.max_binding:
+        ways["columns"] = conv_columns.time(p)
+    way = min(ways, key=lambda name: ways[name])
+    if way == "winograd":
+        return conv_winograd.gather(p, parts[0], temps)
+    if way == "columns":
+        return conv_columns.gather(p, parts[0], temps)
     return tiled_gather(p, parts, temps)
+
+
+def _time(p: Gather, parts: list[Phase]) -> float:
+    """Nanoseconds that one core takes for `tiled_gather`, about."""
+    total = DISPATCH
+    for phase in parts:
+        size, (cz, cy, cx) = phase.of("size"), phase.of("count")
+        rows = _rows(p.rows, cx)
+        turn = 25 + 13 * (2 + cx) + rows * cx
+        tiles = -(-size[0] * size[1] * -(-size[2] // 4) // LANES) * p.geometry.n * -(-p.rows // rows)
+        total += p.geometry.groups * p.depth * cz * cy * (tiles * turn + (3.0 if p.transposed else 2.0) * p.rows * cx) + 2 * DISPATCH
+    return total
 
 
 def tiled_gather(p: Gather, parts: list[Phase], temps: list[int]) -> list[Launch]:
@@ -168,9 +192,9 @@ def tiled_gather(p: Gather, parts: list[Phase], temps: list[int]) -> list[Launch
         for i, (low, high) in enumerate(cuts):
             q = p
             if temp:
-                q = replace(p, bias=None, target=partial(p.channels, p.size, temp, i * slice_elements(shape), nbytes))
+                q = p.into(partial(p.channels, p.size, temp, i * slice_elements(shape), nbytes))
             launches.append(_gather(q, phase, x, front, weight, low, high))
-    return [*launches, add_slices(p.target, p.bias, shape, temp, len(cuts))] if temp else launches
+    return [*launches, add_slices(p.target, p.bias, shape, temp, len(cuts), p.fusion)] if temp else launches
 
 
 def _turns(phase: Phase, front: Triple) -> int:
@@ -209,11 +233,16 @@ def _gather(p: Gather, phase: Phase, x: Bordered, front: Triple, weight: Field, 
     target = phase.part(p.target)
     spread, first = phase.of("spread"), [a + b for a, b in zip(phase.of("front"), front, strict=True)]
     strides = target.spatial
-    quads = target.spatial[2] == 1 and size[2] % 4 == 0 and not any(v % 4 for v in (target.offset, target.n, target.c, *strides[:2]))
+    quads = (
+        p.quads
+        and target.spatial[2] == 1
+        and size[2] % 4 == 0
+        and not any(v % 4 for v in (target.offset, target.n, target.c, *strides[:2]))
+    )
     rows, across = _rows(p.rows, window.taps), -(-size[2] // 4)
     pixels, tiles_m = -(-size[0] * size[1] * across // LANES), -(-p.rows // rows)
     small = max(pixels * tiles_m * g.n * g.groups, pixels * LANES) < T.MAX_RECIPROCAL
-    f = Form(rows, window, counts[0] > 1, target.dtype, p.bias.dtype if p.bias else None, quads, small)
+    f = Form(rows, window, counts[0] > 1, target.dtype, p.bias.dtype if p.bias else None, quads, small, p.epilogue(quads))
     unit = 4 if window.quads else 1
     line, plane = x.size[2] // unit, x.size[1] * x.size[2] // unit
     levels = [] if window.quads else [Level(counts[2], (spread[2],))]
@@ -232,12 +261,9 @@ def _gather(p: Gather, phase: Phase, x: Bordered, front: Triple, weight: Field, 
     words += [v // o for v in (target.offset, target.n, target.c, *target.spatial[:2])] + [target.spatial[2]]
     words += [p.bias.offset, p.bias.c] if p.bias else [0, 0]
     words += [*_walk_words(levels), *_reciprocals(GATHER, words, GATHER_DIVISORS)]
-    fields = [x.field(p.source.part is not None), weight, *([p.bias] if p.bias else []), target]
-    kernel = Kernel(
-        ("conv", "gather cpu", f), lambda profile: _gather_source(f, profile), ("read",) * (len(fields) - 1) + ("read_write",),
-        label="conv_gather", trusted=True,
-    )  # fmt: skip
-    return Launch(kernel, tuple(v.binding for v in fields), T.grid(-(-words[0] // TEAM)), T.pack(words), ranges=ranges(fields))
+    inputs = [x.field(p.source.part is not None), weight, *([p.bias] if p.bias else [])]
+    grid, key = T.grid(-(-words[0] // TEAM)), ("conv", "gather cpu", f)
+    return launch(target, p.fusion, quads, key, lambda profile: _gather_source(f, profile), inputs, grid, words, "conv_gather")
 
 
 GATHER = (
@@ -274,23 +300,28 @@ def _gather_source(f: Form, profile: Profile) -> str:
     body += ["left -= 1u; break if left == 0u; } } }"]
     body += _gather_stores(f)
     text = "\n".join([*body, "}\n"])
-    out = T.header(profile, [f.target, *([f.bias] if f.bias else [])], True)
+    out = T.header(profile, [*dtypes(f.target, f.epilogue), *([f.bias] if f.bias else [])], True)
     out += T.storage(0, "x", "vec4<f32>" if f.window.quads else "f32", "read") + T.storage(1, "weight", "vec4<f32>", "read")
     out += T.storage(2, "b", T.element(f.bias), "read") if f.bias else ""
-    n = 3 if f.bias else 2
-    out += T.storage(n, "o", T.element(f.target, 4 if f.quads else 1), "read_write")
     fields = [*GATHER, *_walk_names(["at"], levels), *(f"by_{d}" for d in GATHER_DIVISORS)]
-    return out + T.uniform(n + 1, fields) + T.prelude(text) + text
+    return out + closing(f.target, f.epilogue, 3 if f.bias else 2, 4 if f.quads else 1, fields, text)
 
 
 def _gather_stores(f: Form) -> list[str]:
-    body = ["if (px < p.quads) {", "let to = p.o_off + n * p.o_n + qz * p.o_z + qy * p.o_y;"]
+    body = ["if (px < p.quads) {", "let line_at = p.o_off + qz * p.o_z + qy * p.o_y; let to = line_at + n * p.o_n;"]
     for i in range(f.rows):
         shift = f" + {T.load(f.bias, 'b[p.b_off + ch * p.b_c]')}" if f.bias else ""
         lets = f"let ch = grp * p.rows + r + {i}u; let row = to + ch * p.o_c; " + (f"let shift = 0.0{shift}; " if f.bias else "")
         sums = [f"c{i}_{j}{' + shift' if f.bias else ''}" for j in range(4)]
         stored = [T.store("f32", v, f.target) for v in sums]
-        if f.quads:
+        if f.epilogue is not None and f.quads:
+            text = f"finish(n, ch, (line_at + qx) * 4u, vec4<f32>({', '.join(sums)}));"
+        elif f.epilogue is not None:
+            places = [f"qx * 4u + {j}u" for j in range(4)]
+            text = " ".join(
+                f"if ({x} < p.size_x) {{ finish(n, ch, line_at + ({x}) * p.o_x, {v}); }}" for x, v in zip(places, sums, strict=True)
+            )
+        elif f.quads:
             text = f"o[row + qx] = {T.element(f.target, 4)}({', '.join(stored)});"
         else:
             text = " ".join(f"if (qx * 4u + {j}u < p.size_x) {{ o[row + (qx * 4u + {j}u) * p.o_x] = {v}; }}" for j, v in enumerate(stored))
@@ -319,8 +350,23 @@ CHUNK = 4  # taps along x that one tile makes, at most
 LONG = 8192  # vec4s of an image's only row from which it is walked as several
 
 
-def weigh(p: Weigh, temps: list[int]) -> list[Launch]:
+def weigh(p: Weigh, profile: Profile, temps: list[int]) -> list[Launch]:
     """The launches of a weight gradient."""
+    if profile.winograd and conv_winograd.suits_weigh(p) and conv_winograd.weigh_nbytes(p) <= profile.max_binding:
+        if conv_winograd.weigh_time(p) < _weigh_time(p):
+            return conv_winograd.weigh(p, temps)
+    return tiled_weigh(p, temps)
+
+
+def _weigh_time(p: Weigh) -> float:
+    """Nanoseconds that one core takes for `tiled_weigh`, about."""
+    rows, taps = _weigh_rows(p), _weigh_window(p).taps
+    turn = 25 + 13 * (2 + rows / LANES) + rows * taps
+    return 3 * DISPATCH + _tiles(p) * p.geometry.n * p.geometry.output[0] * p.geometry.output[1] * -(-p.geometry.output[2] // 4) * turn
+
+
+def tiled_weigh(p: Weigh, temps: list[int]) -> list[Launch]:
+    """The launches that multiply tap by tap."""
     g = p.geometry
     o, s, k, d, window = g.output, g.stride, g.kernel, g.dilation, _weigh_window(p)
     across = -(-o[2] // 4)

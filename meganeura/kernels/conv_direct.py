@@ -3,14 +3,16 @@ not suit; neither subgroups nor workgroup memory is needed, except by the weight
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import dtype as D
 from ..dtype import DType
 from . import template as T
+from .conv_fusion import closing, dtypes, launch, plane
 from .conv_problem import AXES, Field, Gather, Geometry, Weigh, ranges
 from .conv_sum import add_slices, partial, slice_elements
 from .kernel import TEMP, Kernel, Launch, Profile
+from .matmul_fusion import Epilogue
 
 TURNS = 60000  # loop iterations of an invocation, under what software devices stop at
 TEAM = 64  # invocations that make one weight gradient
@@ -27,6 +29,7 @@ class Form:
     transposed: bool
     inside: bool
     axes: int  # spatial axes that are not trivial
+    epilogue: Epilogue | None = None
 
 
 def axes_used(g: Geometry) -> int:
@@ -50,8 +53,8 @@ def gather(p: Gather, temps: list[int]) -> list[Launch]:
     launches = []
     for i in range(slices):
         target = partial(p.channels, p.size, temp, i * slice_elements(shape), temps[-1] if p.target.part else 0)
-        launches.append(_gather(replace(p, target=target, bias=None), i * per, min(p.depth, (i + 1) * per)))
-    return [*launches, add_slices(p.target, p.bias, shape, temp, slices)]
+        launches.append(_gather(p.into(target), i * per, min(p.depth, (i + 1) * per)))
+    return [*launches, add_slices(p.target, p.bias, shape, temp, slices, p.fusion)]
 
 
 def fill(p: Gather) -> list[Launch]:
@@ -61,20 +64,17 @@ def fill(p: Gather) -> list[Launch]:
 
 def _gather(p: Gather, low: int, high: int) -> Launch:
     g = p.geometry
-    f = Form(p.source.dtype, p.weight.dtype, p.target.dtype, p.bias.dtype if p.bias else None, p.transposed, g.inside, axes_used(g))
-    fields: list[Field] = [p.source, p.weight, *([p.bias] if p.bias else []), p.target]
+    f = Form(
+        p.source.dtype, p.weight.dtype, p.target.dtype, p.bias.dtype if p.bias else None, p.transposed, g.inside, axes_used(g),
+        p.epilogue(False),
+    )  # fmt: skip
+    inputs: list[Field] = [p.source, p.weight, *([p.bias] if p.bias else [])]
     count = g.n * p.channels * p.size[0] * p.size[1] * p.size[2]
     words = [count, p.channels, p.rows, p.depth, low, high, p.group, *p.size, *p.reach, *g.words()]
-    for x in fields:
+    for x in (*inputs, p.target):
         words += x.words()
-    kernel = Kernel(
-        ("conv", "direct", f),
-        lambda profile: _gather_source(f, profile),
-        ("read",) * (len(fields) - 1) + ("read_write",),
-        label="conv_direct",
-        trusted=True,
-    )
-    return Launch(kernel, tuple(x.binding for x in fields), T.grid(-(-count // T.WORKGROUP)), T.pack(words), ranges=ranges(fields))
+    grid, key = T.grid(-(-count // T.WORKGROUP)), ("conv", "direct", f)
+    return launch(p.target, p.fusion, False, key, lambda profile: _gather_source(f, profile), inputs, grid, words, "conv_direct")
 
 
 def _names(f: Form) -> list[str]:
@@ -83,7 +83,7 @@ def _names(f: Form) -> list[str]:
 
 def _gather_source(f: Form, profile: Profile) -> str:
     names = _names(f)
-    dtypes = [f.source, f.weight, *([f.bias] if f.bias else []), f.target]
+    stored = [f.source, f.weight, *([f.bias] if f.bias else []), *dtypes(f.target, f.epilogue)]
     sizes = ["count", "channels", "rows", "depth", "low", "high", "group"]
     sizes += [f"size_{a}" for a in AXES] + [f"reach_{a}" for a in AXES]
     fields = [*sizes, *Geometry.names(), *(n for name in names for n in Field.names(name))]
@@ -93,37 +93,37 @@ def _gather_source(f: Form, profile: Profile) -> str:
     body += "  let grp = c1 / p.rows; let row = c1 - grp * p.rows;\n"
     body += "  let x_at = p.x_off + c0 * p.x_n + (grp * p.depth + p.low) * p.x_c;\n"
     body += "  let w_at = p.w_off + grp * p.group + row * p.w_n + p.low * p.w_c;\n  var sum = 0.0;\n"
-    closing = ""
+    ends = ""
     for i, a in enumerate(axes):
         at = f"c{i + 2}"
         body += f"  for (var t{a} = 0u; t{a} < p.k_{a}; t{a}++) {{\n"
         if f.transposed:
             body += f"  let far{a} = {at} + p.p_{a} - t{a} * p.d_{a}; let at{a} = far{a} / p.s_{a};\n"
             body += f"  if (far{a} < 0x80000000u && at{a} * p.s_{a} == far{a} && at{a} < p.reach_{a}) {{\n"
-            closing += "}"
+            ends += "}"
         else:
             body += f"  let at{a} = {at} * p.s_{a} + t{a} * p.d_{a} - p.p_{a};\n"
             if not f.inside:
                 body += f"  if (at{a} < p.reach_{a}) {{\n"
-                closing += "}"
-        closing += "}"
+                ends += "}"
+        ends += "}"
     body += "  var xi = x_at" + "".join(f" + at{a} * p.x_{a}" for a in axes) + ";\n"
     body += "  var wi = w_at" + "".join(f" + t{a} * p.w_{a}" for a in axes) + ";\n"
     body += "  for (var j = p.low; j < p.high; j++) {\n"
     body += f"    sum = fma({T.load(f.source, 'x[xi]', D.float32)}, {T.load(f.weight, 'weight[wi]', D.float32)}, sum);\n"
-    body += "    xi += p.x_c; wi += p.w_c;\n  }\n" + closing + "\n"
+    body += "    xi += p.x_c; wi += p.w_c;\n  }\n" + ends + "\n"
     if f.bias:
         body += f"  sum += {T.load(f.bias, 'b[p.b_off + c1 * p.b_c]', D.float32)};\n"
-    body += "  o[p.o_off + c0 * p.o_n + c1 * p.o_c" + "".join(f" + c{i + 2} * p.o_{a}" for i, a in enumerate(axes))
-    body += f"] = {T.store('f32', 'sum', f.target)};\n}}\n"
-    return _module(names, dtypes, fields, body, profile, T.lanes(profile) > 0)
-
-
-def _module(names: list[str], dtypes: list[DType], fields: list[str], body: str, profile: Profile, subgroups: bool) -> str:
-    out = T.header(profile, dtypes, subgroups)
-    for i, (name, dtype) in enumerate(zip(names, dtypes, strict=True)):
-        out += T.storage(i, "weight" if name == "w" else name, T.element(dtype), "read_write" if name == "o" else "read")
-    return out + T.uniform(len(names), fields) + T.prelude(body) + body
+    if f.epilogue is not None:
+        places = {a: f"c{i + 2}" for i, a in enumerate(axes)}
+        body += f"  finish(c0, c1, {plane(axes, places.__getitem__)}, sum);\n}}\n"
+    else:
+        body += "  o[p.o_off + c0 * p.o_n + c1 * p.o_c" + "".join(f" + c{i + 2} * p.o_{a}" for i, a in enumerate(axes))
+        body += f"] = {T.store('f32', 'sum', f.target)};\n}}\n"
+    out = T.header(profile, stored, T.lanes(profile) > 0)
+    for i, (name, dtype) in enumerate(zip(names[:-1], stored, strict=False)):
+        out += T.storage(i, "weight" if name == "w" else name, T.element(dtype), "read")
+    return out + closing(f.target, f.epilogue, len(names) - 1, 1, fields, body)
 
 
 def weigh(p: Weigh) -> list[Launch]:
@@ -142,7 +142,7 @@ def weigh(p: Weigh) -> list[Launch]:
 
 
 def _weigh_source(f: Form, profile: Profile) -> str:
-    names, dtypes = ["x", "g", "o"], [f.source, f.weight, f.target]
+    names, stored = ["x", "g", "o"], [f.source, f.weight, f.target]
     sizes = ["count", "pixels", "m", "c", *(f"size_{a}" for a in AXES), *(f"reach_{a}" for a in AXES)]
     fields = [*sizes, *Geometry.names(), *(n for name in names for n in Field.names(name))]
     axes = AXES[3 - f.axes :]
@@ -167,4 +167,7 @@ def _weigh_source(f: Form, profile: Profile) -> str:
         half //= 2
     body += "  if (local == 0u) { o[p.o_off + t0 * p.o_n + t1 * p.o_c" + "".join(f" + t{i + 2} * p.o_{a}" for i, a in enumerate(axes))
     body += f"] = {T.store('f32', 'sums[0]', f.target)}; }}\n}}\n"
-    return _module(names, dtypes, fields, body, profile, False)
+    out = T.header(profile, stored)
+    for i, (name, dtype) in enumerate(zip(names[:-1], stored, strict=False)):
+        out += T.storage(i, name, T.element(dtype), "read")
+    return out + closing(f.target, None, 2, 1, fields, body)

@@ -1,177 +1,72 @@
 """Convolutions for GPUs as products whose second operand is picked from the image while it is loaded (implicit GEMM).
 
-The products inside a tile are those of matmul_gpu. A gather has channels as rows and pixels of the whole batch as columns; K
-runs over chunks of source channels, and for each over the taps, so that a turn has one tap: an invocation checks once whether
-its pixel's tap lies inside and loads that element of several channels. Where channels are too few for that ('flat'), K runs over
-channels and taps as one. A weight gradient has channels x taps as columns and pixels as K: both operands lie along K, and an
-invocation has one pixel a turn. K is cut into slices that a second launch adds up, always in the same order.
+A gather has channels as rows and pixels of the whole batch as columns; K runs over chunks of source channels, and for each over the
+taps, so that a turn has one tap: an invocation checks once whether its pixel's tap lies inside and loads that element of several
+channels. Where channels are too few for that ('flat'), K runs over channels and taps as one; of a single tap without stride or border
+it loads four pixels as one vec4. Where a stride leaves elements of an input gradient that no tap meets, each result is stored with
+those beside it. K may be cut into slices that a second launch adds up, always in the same order. Weight gradients are made by
+conv_weigh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .. import dtype as D
-from ..dtype import DType
 from ..shape import numel
 from . import template as T
 from .choices import Tile
 from .conv_border import Taps, packed
-from .conv_choices import GATHER as GATHER_TILES
-from .conv_choices import WEIGH as WEIGH_TILES
-from .conv_choices import choose_gather, choose_weigh
-from .conv_direct import axes_used
+from .conv_choices import choose_gather
+from .conv_direct import axes_used, fill
+from .conv_fusion import closing, dtypes, launch
 from .conv_phases import Phase, phases
-from .conv_problem import AXES, Field, Gather, Geometry, Triple, Weigh, ranges
+from .conv_problem import AXES, Field, Gather, Triple
 from .conv_sum import add_slices, partial, slice_elements
-from .kernel import TEMP, Kernel, Launch, Profile
-from .matmul_gpu import Gemm
+from .conv_tiled import ARGS, ConvForm, Tiled, quad_operand, scalar_operand, usable
+from .kernel import TEMP, Launch, Profile
 from .matmul_stage import Operand
-from .matmul_wgsl import XYZW, Form, Types, load
-
-PLAIN = Form("", "", "", Types(D.float32, D.float32, D.float32))
-ARGS = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
-
-
-@dataclass(frozen=True, slots=True)
-class ConvForm:
-    """What decides the text besides the tile.
-
-    `left`, `right`, `target`, `bias`: dtypes. `full`: rows fill whole tiles. `packed`: weights lie side by side by channel.
-    `flat`: K runs over channels and taps as one. `even`: channels fill whole turns. `inside`: no tap lies outside. `axes`:
-    trailing ones that are walked. `quads`: four results are stored as one vec4.
-    """
-
-    left: DType
-    right: DType
-    target: DType
-    bias: DType | None
-    full: bool
-    packed: bool
-    flat: bool
-    even: bool
-    inside: bool
-    axes: int
-    quads: bool
-
-    @property
-    def names(self) -> str:
-        """Letters of the axes walked."""
-        return AXES[3 - self.axes :]
-
-
-def scalar_operand(name: str, block: int, tile: Tile) -> Operand:
-    """An operand that is stored to workgroup memory element by element."""
-    return Operand(name, "k1", "s4", block, D.float32, "f32", tile, False, tile.size)
-
-
-def packed_operand(tile: Tile) -> Operand:
-    return Operand("a", "f4", "direct", tile.bm, D.float32, "f32", tile, False, tile.size)
-
-
-def memory(tile: Tile) -> int:
-    """Bytes of workgroup memory that any form needs."""
-    a, b = scalar_operand("a", tile.bm, tile), scalar_operand("b", tile.bn, tile)
-    return (a.words() + b.words()) * 4 + tile.bn * 16 + tile.team * 16 * (tile.groups // 2)
-
-
-def usable(tile: Tile, profile: Profile) -> bool:
-    return tile.size <= profile.max_workgroup_size and memory(tile) <= profile.max_workgroup_memory
-
-
-def possible(profile: Profile) -> bool:
-    """Whether any tile fits the device, for either kind of kernel."""
-    return all(any(usable(x.tile, profile) for x in candidates) for candidates in (GATHER_TILES, WEIGH_TILES))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiled:
-    """What the text of both kernels shares."""
-
-    tile: Tile
-    form: ConvForm
-
-    @property
-    def gemm(self) -> Gemm:
-        return Gemm(self.tile, PLAIN, False)
-
-    @property
-    def dot(self) -> str:
-        return ".d" if self.tile.wrap else ""
-
-    def bind(self, arrays: list[tuple[str, DType, int]]) -> str:
-        """Declarations: (name, dtype, width), the last one written."""
-        out = ""
-        for i, (name, dtype, width) in enumerate(arrays):
-            access, element = "read_write" if i == len(arrays) - 1 else "read", T.element(dtype, width)
-            if self.tile.wrap:
-                out += f"struct Buffer_{name} {{ d: array<{element}> }}\n"
-                out += f"@group(0) @binding({i}) var<storage, {access}> {name}: Buffer_{name};\n"
-            else:
-                out += T.storage(i, name, element, access)
-        return out
-
-    def loop(self, a: Operand, b: Operand, fetch: list[str], put: list[str], step: str) -> list[str]:
-        """Turns of the loop, each fetching the next tile before this one's products. `turns` is at least 1."""
-        gemm, barrier = self.gemm, "workgroupBarrier();"
-        lines = [*fetch, step, *put, barrier, "for (var turn = 1u; turn < turns; turn++) {", *fetch, step]
-        return [*lines, *gemm._products(a, b, 0), barrier, *put, barrier, "}", *gemm._products(a, b, 1)]
-
-    def put_scalars(self, o: Operand, count: int, row: str, step: int, column: str) -> Iterator[str]:
-        """Stores of the registers v{name}{e}: element e lies `e * step` further along k (columns false) or along the block."""
-        n, d = o.name, self.tile.depth
-        for e in range(count):
-            k, c = (f"{row} + {e * step}u", column) if row != "kk" else (row, f"{column} + {e * step}u")
-            cell = f"t{n}[({k}) / {d}u][({k}) % {d}u]" if self.tile.groups > 1 else f"t{n}[0][{k}]"
-            yield f"{cell}[({c}) / 4u][({c}) % 4u] = v{n}{e};"
-
-    def finish(self, row: str, text: str, acc: str) -> str:
-        """The stored form of a sum."""
-        return T.store("f32", f"{acc}{text}", self.form.target)
-
-    def module(self, profile: Profile, arrays: list[tuple[str, DType, int]], fields: list[str], lines: list[str]) -> str:
-        text = "\n".join(lines) + "\n"
-        out = T.header(profile, [d for _, d, _ in arrays]) + self.bind(arrays)
-        return out + T.uniform(len(arrays), fields) + T.prelude(text) + text
-
-
-# --- gather -----------------------------------------------------------------------------------------------------------------
+from .matmul_wgsl import XYZW, load
 
 GATHER = (
     "m", "pixels", "plane", "depth", "groups", "turns", "per", "chunks", "taps", "o_slice", "w_group", "w_quads", "high",
     *(f"{stem}_{a}" for stem in ("size", "reach", "front", "stride", "spread", "count", "first", "step") for a in AXES),
     *Field.names("x"), *Field.names("w"), *Field.names("o"), "b_off", "b_c", "by_taps", "by_xy", "by_x", "k_y", "k_x",
+    *(f"{stem}_{a}" for stem in ("block", "full", "raw") for a in AXES),
 )  # fmt: skip
 
 
-class GatherKernel(_Tiled):
+class GatherKernel(Tiled):
     """Text of the tiled gather. Grid: (ceil(pixels / bn), high = ceil(channels / bm), groups * slices), x folded into y above 65,535."""
 
     __slots__ = ()
 
     def source(self, profile: Profile) -> str:
         t, f = self.tile, self.form
-        a = packed_operand(t) if f.packed else scalar_operand("a", t.bm, t)
-        b = scalar_operand("b", t.bn, t)
+        a = quad_operand("a", t.bm, D.float32, t) if f.packed else scalar_operand("a", t.bm, t)
+        b = quad_operand("b", t.bn, f.right, t) if f.along else scalar_operand("b", t.bn, t)
         room = profile.max_workgroup_memory - (a.words() + b.words()) * 4
         declared, adding = self.gemm._exchange(room)
-        lines = [a.declare(), b.declare(), *declared, f"@compute @workgroup_size({t.size}) fn main({ARGS}) {{"]
+        lines = [a.declare(), b.declare(), *declared, *([self._block()] if f.beside else [])]
+        lines += [f"@compute @workgroup_size({t.size}) fn main({ARGS}) {{"]
         lines += ["let slice = w.z % ((p.turns + p.per - 1u) / p.per); let grp = w.z / ((p.turns + p.per - 1u) / p.per);"]
         lines += [f"let row0 = w.y % p.high * {t.bm}u; let col0 = (w.y / p.high * {T.FOLD}u + w.x) * {t.bn}u; let from_ = slice * p.per;"]
         lines += ["if (col0 >= p.pixels) { return; }", "let turns = min(p.per, p.turns - from_);", *self.gemm._thread(a, b)]
-        lines += [*self._setup_a(a), *self._setup_b()]
+        lines += [*self._setup_a(a), *(self._setup_along(b) if f.along else self._setup_b())]
         lines += self._start()
-        lines += [f"var vb{e}: f32;" for e in range(self.rows)]
+        lines += [f"var vb{e}: {'vec4<f32>' if f.along else 'f32'};" for e in range(b.per if f.along else self.rows)]
         lines += [f"var va{e}: {'vec4<f32>' if f.packed else 'f32'};" for e in range(a.per if f.packed else self.a_count)]
         lines += [f"var {c} = vec4<f32>();" for c in self.gemm._sums()]
-        fetch = [*self._fetch_b(), *(self._fetch_packed(a) if f.packed else self._fetch_a())]
-        put = [*self.put_scalars(b, self.rows, "b_row", t.size // t.bn, "b_col")]
+        fetch = [*(self._fetch_along(b) if f.along else self._fetch_b()), *(self._fetch_packed(a) if f.packed else self._fetch_a())]
+        put = b.put() if f.along else [*self.put_scalars(b, self.rows, "b_row", t.size // t.bn, "b_col")]
         put += a.put() if f.packed else self.put_scalars(a, self.a_count, "kk", t.size // t.span, "a_row")
         lines += [*self.loop(a, b, fetch, put, self._step()), *adding, *self._store(), "}"]
-        arrays = [("x", f.right, 1), ("wt", D.float32 if f.packed else f.left, 4 if f.packed else 1)]
+        arrays = [("x", f.right, 4 if f.along else 1), ("wt", D.float32 if f.packed else f.left, 4 if f.packed else 1)]
         arrays += [("b", f.bias, 1)] if f.bias else []
-        return self.module(profile, [*arrays, ("o", f.target, 4 if f.quads else 1)], list(GATHER), lines)
+        out = T.header(profile, [*(d for _, d, _ in arrays), *dtypes(f.target, f.epilogue)]) + self.bind(arrays, "")
+        text = "\n".join(lines) + "\n"
+        return out + closing(f.target, f.epilogue, len(arrays), 4 if f.quads else 1, GATHER, text, t.wrap)
 
     @property
     def rows(self) -> int:
@@ -201,6 +96,25 @@ class GatherKernel(_Tiled):
             yield f"let o{a} = q{a} * p.stride_{a} + p.front_{a};"
         yield "let x_at = p.x_off + n * p.x_n + grp * p.depth * p.x_c;"
         yield f"let x_step = {t.size // t.bn}u * p.x_c;"
+
+    def _setup_along(self, b: Operand) -> Iterator[str]:
+        across = b.block // 4
+        for e in range(b.per):
+            same = e and b.threads % across == 0  # the column of every unit is that of the first
+            yield f"let br{e} = {f'br0 + {e * b.threads // across}u' if same else f'{b.unit(e)} / {across}u'};"
+            yield f"let bc{e} = {'bc0' if same else f'{b.unit(e)} % {across}u'};"
+            if not same:
+                yield f"let pix{e} = min(col0 + bc{e} * 4u, p.pixels - 4u); let n{e} = pix{e} / p.plane;"
+                yield f"let x_at{e} = p.x_off + n{e} * p.x_n + grp * p.depth * p.x_c + (pix{e} - n{e} * p.plane) / 4u;"
+            yield f"let bp{e} = x_at{0 if same else e} + br{e} * p.x_c;"
+
+    def _fetch_along(self, b: Operand) -> Iterator[str]:
+        even = self.form.even
+        for e in range(b.per):
+            there = "" if even else f"c0 + br{e} < p.depth"
+            at = f"bp{e} + c0 * p.x_c"
+            value = load(f"x{self.dot}[{at if even else f'select(bp{e}, {at}, {there})'}]", self.form.right, "f32", True, there)
+            yield b._limited(e, f"vb{e} = {value};")
 
     def _setup_a(self, a: Operand) -> Iterator[str]:
         t = self.tile
@@ -321,7 +235,15 @@ class GatherKernel(_Tiled):
             for q in range(1 if f.quads else 4):
                 col, tag = f"(col0 + bi{j} * 4u + {q}u)", f"_{j}{q}"
                 yield f"let pix{tag} = {col}; {self._pixel(f'pix{tag}', tag)}"
-                if f.quads:
+                if f.epilogue is not None:
+                    at = f"in{tag}" if f.quads else "p.o_off" + "".join(f" + q{a}{tag} * p.o_{a}" for a in f.names)
+                    yield f"let to{tag} = {at};"
+                    continue
+                if f.beside:
+                    places = [(a, f"q{a}{tag} * p.o_{a}") for a in f.names[:-1]]
+                    places += [("x", f"qx{tag} / 2u" if f.quads else f"qx{tag} * p.o_x")]
+                    yield f"let to{tag} = o_at + n{tag} * p.o_n" + "".join(f" + {x}" for _, x in places) + ";"
+                elif f.quads:
                     yield f"let to{tag} = o_at + n{tag} * p.o_n + in{tag} / 4u;"
                 else:
                     yield f"let to{tag} = o_at + n{tag} * p.o_n" + "".join(f" + q{a}{tag} * p.o_{a}" for a in f.names) + ";"
@@ -334,7 +256,14 @@ class GatherKernel(_Tiled):
                 text, shift = text + f"let shift = {value}; ", " + shift"
             for j in range(t.tn // 4):
                 parts = [T.store("f32", f"c{i}_{j}.{XYZW[q]}{shift}", f.target) for q in range(4)]
-                if f.quads:
+                if f.epilogue is not None:
+                    values = [f"c{i}_{j}"] if f.quads else [f"c{i}_{j}.{c}" for c in XYZW]
+                    for q, v in enumerate(values):
+                        tag = f"_{j}{q}"
+                        text += f"if (pix{tag} < p.pixels) {{ finish(n{tag}, grp * p.m + {row}, to{tag}, {v}{shift}); }} "
+                elif f.beside:
+                    text += self._store_beside(i, j, "shift" if f.bias else "0.0")
+                elif f.quads:
                     text += f"if (pix_{j}0 < p.pixels) {{ o{self.dot}[to_{j}0 + line] = {T.element(f.target, 4)}({', '.join(parts)}); }} "
                 else:
                     text += "".join(f"if (pix_{j}{q} < p.pixels) {{ o{self.dot}[to_{j}{q} + line] = {v}; }} " for q, v in enumerate(parts))
@@ -342,17 +271,78 @@ class GatherKernel(_Tiled):
         if t.groups > 1:
             yield "}"
 
+    def _store_beside(self, i: int, j: int, rest: str) -> str:
+        f, out = self.form, ""
+        for q in range(1 if f.quads else 4):
+            tag = f"_{j}{q}"
+            value = f"c{i}_{j}" if f.quads else f"c{i}_{j}.{XYZW[q]}"
+            at = ", ".join(f"q{a}{tag} * p.block_{a}" if a in f.names else "0u" for a in AXES)
+            out += f"if (pix{tag} < p.pixels) {{ block(to{tag} + line, vec3<u32>({at}), {value}, {rest}); }} "
+        return out
+
+    def _block(self) -> str:
+        """A function that stores a result (or four neighbours), and the bias alone in the rest of its block."""
+        f = self.form
+        if f.quads:
+            parts = ["v.x + b", "b", "v.y + b", "b", "v.z + b", "b", "v.w + b", "b"]
+            whole = [", ".join(T.store("f32", x, f.target) for x in parts[k : k + 4]) for k in (0, 4)]
+            rest = f"{T.element(f.target, 4)}({T.store('f32', 'b', f.target)})"
+            wide = T.element(f.target, 4)
+            store = f"if (z + y == 0u) {{ o{self.dot}[to] = {wide}({whole[0]}); o{self.dot}[to + 1u] = {wide}({whole[1]}); }}"
+            store += f" else {{ o{self.dot}[to] = {rest}; o{self.dot}[to + 1u] = {rest}; }}"
+        else:
+            value = T.store("f32", "select(b, v + b, z + y + x == 0u)", f.target)
+            store = f"for (var x = 0u; x < end.x; x++) {{ o{self.dot}[to + x * p.raw_x] = {value}; }}"
+        return f"""fn block(at: u32, q: vec3<u32>, v: {"vec4<f32>" if f.quads else "f32"}, b: f32) {{
+let end = min(vec3<u32>(p.block_x, p.block_y, p.block_z), vec3<u32>(p.full_x, p.full_y, p.full_z) - q.zyx);
+for (var z = 0u; z < end.z; z++) {{ for (var y = 0u; y < end.y; y++) {{ let to = at + z * p.raw_z + y * p.raw_y; {store} }} }} }}"""
+
+
+def blocks(p: Gather) -> Triple | None:
+    """Elements that a result stands for along each axis where a stride leaves some without taps: the result is the first of them.
+    None if all have taps, or if they do not lie so."""
+    found = []
+    every = phases(p)
+    if all(x.taps.number for x in every):
+        return None
+    for i in range(3):
+        axes = {x.axes[i].start: x.axes[i] for x in every}
+        met = [start for start, a in axes.items() if a.count]
+        if len(met) == len(axes):
+            found.append(1)
+        elif met == [0]:
+            found.append(p.geometry.stride[i])
+        else:
+            return None
+    return found[0], found[1], found[2]
+
 
 def gather(p: Gather, profile: Profile, temps: list[int]) -> list[Launch]:
-    """The launches of a convolution's output or input gradient. Phases without taps are left to the caller."""
+    """The launches of a convolution's output or input gradient."""
     g = p.geometry
     parts = [x for x in phases(p) if x.taps.number]
+    if p.fusion is not None and len(parts) < len(phases(p)):  # what makes elements without taps knows no epilogue
+        shape, temp = (g.n, p.channels, p.size), TEMP(len(temps))
+        temps.append(slice_elements(shape) * 4)
+        sums = gather(p.into(partial(p.channels, p.size, temp, 0, 0)), profile, temps)
+        return [*sums, add_slices(p.target, p.bias, shape, temp, 1, p.fusion)]
     pixels = max(g.n * numel(x.of("size")) for x in parts)
     flat = p.depth < 12 and p.depth * g.taps < T.MAX_RECIPROCAL  # chunks of channels would be mostly empty
     tile, split, pack = choose_gather(
         p.rows, pixels, p.depth, max(x.taps.number for x in parts), g.groups, len(parts), lambda t: usable(t, profile)
     )
-    return tiled_gather(p, parts, tile, split, pack and not flat, flat, temps)
+    holes = len(parts) < len(phases(p)) and blocks(p) is None
+    return [*(fill(p) if holes else []), *tiled_gather(p, parts, tile, split, pack and not flat, flat, temps)]
+
+
+def as_it_lies(p: Gather) -> Field | None:
+    """The weight, in vec4s, if it lies as `packed` would copy it: one tap, rows side by side."""
+    w = p.weight
+    side_by_side = (w.n == 1 or p.rows == 1) and (w.c == p.rows or p.depth == 1)
+    whole = not any(x % 4 for x in (p.rows, w.offset, p.group))
+    if p.geometry.taps > 1 or w.dtype.storage != "f32" or not side_by_side or not whole:
+        return None
+    return replace(w, offset=w.offset // 4)
 
 
 def tiled_gather(p: Gather, parts: list[Phase], tile: Tile, split: int, pack: bool, flat: bool, temps: list[int]) -> list[Launch]:
@@ -360,7 +350,10 @@ def tiled_gather(p: Gather, parts: list[Phase], tile: Tile, split: int, pack: bo
     g = p.geometry
     weight, group = p.weight, p.group
     launches: list[Launch] = []
-    if pack:
+    lying = None if flat else as_it_lies(p)
+    if lying is not None:
+        weight, group, pack = lying, p.group // 4, True
+    elif pack:
         whole = Taps((0, 0, 0), (1, 1, 1), g.kernel)
         weight, launches = packed(p.weight, p.group, (g.groups, p.rows, p.depth), whole, temps)
         group = g.taps * p.depth * -(-p.rows // 4)
@@ -368,14 +361,14 @@ def tiled_gather(p: Gather, parts: list[Phase], tile: Tile, split: int, pack: bo
     per = -(-max(turns) // max(1, min(split, 65535 // g.groups)))
     slices = -(-max(turns) // per)
     shape, temp = (g.n, p.channels, p.size), TEMP(len(temps))
-    target = p.target
+    q = replace(p, weight=weight, group=group)
     if slices > 1:
         temps.append(slice_elements(shape) * 4 * slices)
-        target = partial(p.channels, p.size, temp, 0, temps[-1] if p.target.part else 0)
+        q = q.into(partial(p.channels, p.size, temp, 0, temps[-1] if p.target.part else 0))
         assert len(parts) == 1, "phases are not cut"
     for phase, n in zip(parts, turns, strict=True):
-        launches.append(_gather(replace(p, target=target, weight=weight, group=group), phase, tile, pack, flat, n, per, slices, shape))
-    return [*launches, add_slices(p.target, p.bias, shape, temp, slices)] if slices > 1 else launches
+        launches.append(_gather(q, phase, tile, pack, flat, n, per, slices, shape))
+    return [*launches, add_slices(p.target, p.bias, shape, temp, slices, p.fusion)] if slices > 1 else launches
 
 
 def _turns(p: Gather, phase: Phase, tile: Tile, flat: bool) -> int:
@@ -392,16 +385,23 @@ def _gather(
     o = phase.part(p.target)
     plane = numel(size)
     joined = all(s == w or n == 1 for s, w, n in zip(o.spatial, (size[1] * size[2], size[2], 1), size, strict=True))
-    quads = joined and plane % 4 == 0 and not any(v % 4 for v in (o.offset, o.n, o.c))
-    bias = None if slices > 1 else p.bias
+    raw, block, start = p.target.spatial, blocks(p), phase.of("start")
+    if block is not None:
+        quads = block[2] == 2 and size[2] % 4 == 0 and p.size[2] == 2 * size[2] and (raw[2] == 1)
+        quads = quads and not any(v % 4 for v in (o.offset, o.n, o.c, *raw[:2]))
+    else:
+        quads = p.quads and joined and plane % 4 == 0 and not any(v % 4 for v in (o.offset, o.n, o.c))
+    bias = p.bias
     inside = all(
         a.front >= 0 and a.front + (a.size - 1) * a.stride + (a.count - 1) * a.spread < n for a, n in zip(phase.axes, p.reach, strict=True)
     )
     even = not flat and p.depth % tile.span == 0
     axes = axes_used(g)
+    along = not flat and inside and _along(p, phase)
     f = ConvForm(
-        p.weight.dtype, p.source.dtype, o.dtype, bias.dtype if bias else None, p.rows % tile.bm == 0, pack, flat, even, inside, axes, quads
-    )
+        p.weight.dtype, p.source.dtype, o.dtype, bias.dtype if bias else None, p.rows % tile.bm == 0, pack, flat, even, inside, axes, quads,
+        along, block is not None, p.epilogue(quads),
+    )  # fmt: skip
     unit = 4 if quads else 1
     words = [p.rows, g.n * plane, plane, p.depth, g.groups, turns, per if slices > 1 else turns, -(-p.depth // tile.span), numel(count)]
     high, wide = -(-p.rows // tile.bm), -(-g.n * plane // tile.bn)
@@ -409,158 +409,21 @@ def _gather(
     for triple in (size, p.reach, phase.of("front"), phase.of("stride"), phase.of("spread"), count, phase.of("first"), phase.of("step")):
         words += triple
     weight = p.weight.words()
-    words += [*p.source.words(), *weight, *(v // unit for v in o.words()), *((bias.offset, bias.c) if bias else (0, 0))]
+    source = p.source.words()
+    words += [*((v // 4 for v in source) if along else source), *weight, *(v // unit for v in o.words())]
+    words += (bias.offset, bias.c) if bias else (0, 0)
     words += [T.reciprocal(numel(count)), T.reciprocal(count[1]), T.reciprocal(count[2]), g.kernel[1], g.kernel[2]]
-    fields = [p.source, p.weight, *([bias] if bias else []), o]
-    made = GatherKernel(tile, f)
-    kernel = Kernel(
-        ("conv", "gather gpu", tile, f), made.source, ("read",) * (len(fields) - 1) + ("read_write",), label="conv_gather", trusted=True
-    )  # fmt: skip
+    words += [*(block or (1, 1, 1)), *(n - s for n, s in zip(p.size, start, strict=True)), *(v // unit for v in raw)]
+    inputs, made = [p.source, p.weight, *([bias] if bias else [])], GatherKernel(tile, f)
     across, down, _ = T.grid(wide)
     grid = (across, down * high, g.groups * slices)
-    return Launch(kernel, tuple(x.binding for x in fields), grid, T.pack(words), ranges=ranges(fields))
+    return launch(o, p.fusion, quads, ("conv", "gather gpu", tile, f), made.source, inputs, grid, words, "conv_gather")
 
 
-# --- weight gradient ----------------------------------------------------------------------------------------------------------
-
-WEIGH = (
-    "m", "c", "columns", "pixels", "plane", "per", "slices", "o_slice",
-    *(f"{stem}_{a}" for stem in ("size", "reach") for a in AXES), *Geometry.names(),
-    *Field.names("x"), *Field.names("g"), *Field.names("o"),
-)  # fmt: skip
-
-
-class WeighKernel(_Tiled):
-    """Text of the tiled weight gradient. Grid: (ceil(c * taps / bn), ceil(m / bm), groups * slices)."""
-
-    __slots__ = ()
-
-    def source(self, profile: Profile) -> str:
-        t, f = self.tile, self.form
-        a, b = scalar_operand("a", t.bm, t), scalar_operand("b", t.bn, t)
-        room = profile.max_workgroup_memory - (a.words() + b.words()) * 4 - t.bn * 16
-        declared, adding = self.gemm._exchange(room)
-        lines = [a.declare(), b.declare(), f"var<workgroup> columns: array<vec4<u32>, {t.bn}>;", *declared]
-        lines += [f"@compute @workgroup_size({t.size}) fn main({ARGS}) {{"]
-        lines += ["let slice = w.z % p.slices; let grp = w.z / p.slices;"]
-        lines += [f"let row0 = w.y * {t.bm}u; let col0 = w.x * {t.bn}u; let from_ = slice * p.per;"]
-        lines += [f"let last = min(from_ + p.per, p.pixels); let turns = (last - from_ + {t.span - 1}u) / {t.span}u;"]
-        lines += [*self.gemm._thread(a, b), f"let kk = tid % {t.span}u; let r_row = tid / {t.span}u; var k0 = from_ + kk;"]
-        lines += [*self._setup()]
-        counts = t.bm * t.span // t.size, t.bn * t.span // t.size
-        lines += [f"var va{e}: f32;" for e in range(counts[0])] + [f"var vb{e}: f32;" for e in range(counts[1])]
-        lines += [f"var {c} = vec4<f32>();" for c in self.gemm._sums()]
-        put = [*self.put_scalars(a, counts[0], "kk", t.size // t.span, "r_row")]
-        put += self.put_scalars(b, counts[1], "kk", t.size // t.span, "r_row")
-        lines += [*self.loop(a, b, [*self._fetch(counts)], put, f"k0 += {t.span}u;"), *adding, *self._store(), "}"]
-        arrays = [("x", f.right, 1), ("g", f.left, 1), ("o", f.target, 4 if f.quads else 1)]
-        return self.module(profile, arrays, list(WEIGH), lines)
-
-    def _setup(self) -> Iterator[str]:
-        """Places of the gradient's rows, and in workgroup memory of every column: its place, and how far its tap lies along each axis."""
-        t, f = self.tile, self.form
-        step = t.size // t.span
-        for e in range(t.bm * t.span // t.size):
-            if e and f.full:
-                yield f"let ga{e} = ga0 + {e * step}u * p.g_c;"
-            else:
-                row = f"row0 + r_row + {e * step}u"
-                yield f"let ga{e} = p.g_off + (grp * p.m + {f'({row})' if f.full else f'min({row}, p.m - 1u)'}) * p.g_c;"
-        yield f"if (tid < {t.bn}u) {{ let column = min(col0 + tid, p.columns - 1u);"
-        rest = "column"
-        for a in reversed(f.names):
-            yield f"let u{a} = {rest} / p.k_{a}; let t{a} = ({rest} - u{a} * p.k_{a}) * p.d_{a};"
-            rest = f"u{a}"
-        taps = "".join(f" + t{a} * p.x_{a}" for a in f.names)
-        far = ", ".join(f"t{a}" if a in f.names else "0u" for a in AXES)
-        yield f"columns[tid] = vec4<u32>((grp * p.c + {rest}) * p.x_c{taps}, {far}); }}"
-        yield "workgroupBarrier();"
-
-    def _fetch(self, counts: tuple[int, int]) -> Iterator[str]:
-        f, names = self.form, self.form.names
-        yield "{ let here = k0 < last; let k = min(k0, last - 1u); let n = k / p.plane; let inner = k - n * p.plane;"
-        rest = "inner"
-        for a in reversed(names[1:]):
-            yield f"let r{a} = {rest} / p.size_{a}; let q{a} = {rest} - r{a} * p.size_{a};"
-            rest = f"r{a}"
-        yield f"let q{names[0]} = {rest};"
-        yield "let g_at = n * p.g_n" + "".join(f" + q{a} * p.g_{a}" for a in names) + ";"
-        for e in range(counts[0]):
-            yield f"va{e} = {load(f'g{self.dot}[ga{e} + g_at]', f.left, 'f32', guard='here')};"
-        for a in names:
-            yield f"let i{a} = q{a} * p.s_{a} - p.p_{a};"
-        yield "let x_safe = p.x_off + n * p.x_n;"
-        yield "let x_at = x_safe" + "".join(f" + i{a} * p.x_{a}" for a in names) + ";"
-        part = {"z": "y", "y": "z", "x": "w"}
-        for e in range(counts[1]):
-            column = f"columns[r_row + {e * self.tile.size // self.tile.span}u]"
-            if f.inside:
-                yield f"vb{e} = {load(f'x{self.dot}[x_at + {column}.x]', f.right, 'f32', guard='here')};"
-                continue
-            ok = " && ".join(f"i{a} + far{e}.{part[a]} < p.reach_{a}" for a in names)
-            yield f"let far{e} = {column}; let ok{e} = here && {ok};"
-            yield f"vb{e} = {load(f'x{self.dot}[select(x_safe, x_at + far{e}.x, ok{e})]', f.right, 'f32', guard=f'ok{e}')};"
-        yield "}"
-
-    def _store(self) -> Iterator[str]:
-        t, f = self.tile, self.form
-        if t.groups > 1:
-            yield "if (team == 0u) {"
-        yield "let o_at = p.o_off + slice * p.o_slice + grp * p.m * p.o_n;"
-        for j in range(t.tn // 4):
-            for q in range(1 if f.quads else 4):
-                tag = f"_{j}{q}"
-                yield f"let col{tag} = col0 + bi{j} * 4u + {q}u;"
-                if f.quads:
-                    yield f"let to{tag} = o_at + col{tag} / 4u;"
-                    continue
-                rest, terms = f"col{tag}", ""
-                for a in reversed(f.names):
-                    yield f"let u{a}{tag} = {rest} / p.k_{a}; let t{a}{tag} = {rest} - u{a}{tag} * p.k_{a};"
-                    rest, terms = f"u{a}{tag}", f"{terms} + t{a}{tag} * p.o_{a}"
-                yield f"let to{tag} = o_at + {rest} * p.o_c{terms};"
-        for i in range(t.tm):
-            row = f"(row0 + ai{i // 4} * 4u + {i % 4}u)"
-            text = f"let line = {row} * p.o_n; "
-            for j in range(t.tn // 4):
-                parts = [T.store("f32", f"c{i}_{j}.{XYZW[q]}", f.target) for q in range(4)]
-                if f.quads:
-                    text += f"if (col_{j}0 < p.columns) {{ o{self.dot}[to_{j}0 + line] = {T.element(f.target, 4)}({', '.join(parts)}); }} "
-                else:
-                    text += "".join(f"if (col_{j}{q} < p.columns) {{ o{self.dot}[to_{j}{q} + line] = {v}; }} " for q, v in enumerate(parts))
-            yield f"if ({row} < p.m) {{ {text}}}"
-        if t.groups > 1:
-            yield "}"
-
-
-def weigh(p: Weigh, profile: Profile, temps: list[int]) -> list[Launch]:
-    """The launches of a weight gradient."""
-    g = p.geometry
-    tile, split = choose_weigh(g.m, g.c * g.taps, g.pixels, g.groups, lambda t: usable(t, profile))
-    most = max(1, profile.max_binding // (4 * slice_elements((g.groups * g.m, g.c, g.kernel))))
-    return tiled_weigh(p, tile, min(split, most), temps)
-
-
-def tiled_weigh(p: Weigh, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
-    """The launches with this tile, pixels in at most `split` slices."""
-    g = p.geometry
-    turns = -(-g.pixels // tile.span)
-    per = -(-turns // max(1, min(split, 65535 // g.groups)))
-    slices = -(-turns // per)
-    shape, temp, target = (g.groups * g.m, g.c, g.kernel), TEMP(len(temps)), p.target
-    if slices > 1:
-        temps.append(slice_elements(shape) * 4 * slices)
-        target = partial(g.c, g.kernel, temp, 0, temps[-1] if p.target.part else 0)
-    columns = g.c * g.taps
-    quads = target.plain(g.c, g.kernel) and columns % 4 == 0 and target.offset % 4 == 0
-    f = ConvForm(p.grad.dtype, p.input.dtype, target.dtype, None, g.m % tile.bm == 0, False, False, False, g.inside, axes_used(g), quads)
-    unit = 4 if quads else 1
-    words = [g.m, g.c, columns, g.pixels, numel(g.output), per * tile.span, slices, slice_elements(shape) // unit, *g.output, *g.input]
-    words += [*g.words(), *p.input.words(), *p.grad.words(), *(v // unit for v in target.words())]
-    fields = [p.input, p.grad, target]
-    kernel = Kernel(
-        ("conv", "weigh gpu", tile, f), WeighKernel(tile, f).source, ("read", "read", "read_write"), label="conv_weigh", trusted=True
-    )  # fmt: skip
-    grid = (-(-columns // tile.bn), -(-g.m // tile.bm), g.groups * slices)
-    launch = Launch(kernel, tuple(x.binding for x in fields), grid, T.pack(words), ranges=ranges(fields))
-    return [launch, add_slices(p.target, None, shape, temp, slices)] if slices > 1 else [launch]
+def _along(p: Gather, phase: Phase) -> bool:
+    """Whether the image lies as the phase's pixels do, in vec4s."""
+    x, size = p.source, phase.of("size")
+    if phase.taps.number != 1 or any(a.front or (a.stride != 1 and a.size > 1) for a in phase.axes) or size != p.reach:
+        return False
+    joined = all(s == w or n == 1 for s, w, n in zip(x.spatial, (size[1] * size[2], size[2], 1), size, strict=True))
+    return joined and not any(v % 4 for v in (numel(size), x.offset, x.n, x.c))

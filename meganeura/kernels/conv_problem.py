@@ -14,6 +14,7 @@ from ..shape import numel
 from ..storage import Layout
 from . import template as T
 from .kernel import Call, Profile
+from .matmul_fusion import Epilogue, Fusion
 
 Triple = tuple[int, int, int]
 AXES = "zyx"
@@ -122,7 +123,10 @@ class Geometry:
 @dataclass(frozen=True, slots=True)
 class Gather:
     """target[n, g, i] = bias + sum over j and taps of weight * source[n, g, j], where i are output channels (m) and j input
-    channels (c), or the other way round if transposed. Weight channels: `i` and `j` are strides, `group` that of groups."""
+    channels (c), or the other way round if transposed. Weight channels: `i` and `j` are strides, `group` that of groups.
+
+    With a fusion, whose rows are channels of all groups and whose columns are elements of their planes, results lie where that
+    says; `target` then has no gaps and starts at 0, so that its spatial strides number the elements of a plane."""
 
     geometry: Geometry
     transposed: bool
@@ -131,6 +135,7 @@ class Gather:
     group: int
     target: Field
     bias: Field | None
+    fusion: Fusion | None = None
 
     @property
     def rows(self) -> int:
@@ -162,11 +167,24 @@ class Gather:
         """Whether the target lies row-major without gaps."""
         return self.target.plain(self.channels, self.size)
 
+    @property
+    def quads(self) -> bool:
+        """Whether what is fused can be done for four neighbours along x at a time, if there are whole fours."""
+        return self.fusion is None or self.fusion.quads(numel(self.size))
+
+    def epilogue(self, wide: bool) -> Epilogue | None:
+        """What is fused, for a kernel that stores four neighbours at a time, or one."""
+        return None if self.fusion is None else self.fusion.epilogue(wide)
+
+    def into(self, target: Field) -> Gather:
+        """The sums alone, for a later launch to finish."""
+        return replace(self, target=target, bias=None, fusion=None)
+
     def batch(self, low: int, high: int) -> Gather:
         """Entries low to high of the batch."""
-        return replace(
-            self, geometry=replace(self.geometry, n=high - low), source=self.source.moved(low), target=self.target.moved(low)
-        )  # fmt: skip
+        target, fusion = (self.target.moved(low), None) if self.fusion is None else (self.target, self.fusion.moved(low))
+        geometry = replace(self.geometry, n=high - low)
+        return replace(self, geometry=geometry, source=self.source.moved(low), target=target, fusion=fusion)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..shape import collapse
 from . import matmul_cpu, matmul_gpu
@@ -42,15 +43,36 @@ def _gather(p: Gather, pixels: int, source: int, target: int) -> Problem | None:
     b = _side(p.source, source, p.source.c, (p.source.n, p.depth * p.source.c), pixels, p.depth)
     steps = (p.target.n, p.rows * p.target.c)
     out = Result(p.target.binding, p.target.dtype, p.target.offset, p.target.c, target, steps, p.target.part)
-    fusion = None
+    fusion = None if p.fusion is None else _by_group(p.fusion, p.rows, g.groups)
+    if p.fusion is not None and fusion is None:
+        return None
     if p.bias is not None:
         if p.target.part is not None:
             return None
-        bias = Place("bias", p.bias.binding, p.bias.dtype, p.bias.offset, (0, p.rows * p.bias.c), (0, p.bias.c), (0, 0))
+        inner = fusion.row_inner if fusion else 0
+        steps_b = (0, p.rows * p.bias.c), (inner * p.bias.c, p.bias.c)
+        bias = Place("bias", p.bias.binding, p.bias.dtype, p.bias.offset, *steps_b, (0, 0))
         result = Place("", p.target.binding, p.target.dtype, p.target.offset, steps, (0, p.target.c), (0, target))
-        statements = (("shifted", "f32", "{product} + {bias}"),)
-        fusion = Fusion(statements, ("shifted",), "product", (bias,), (result,), (), ())
+        fusion = fusion or Fusion((), ("shifted",), "shifted", (), (result,), (), ())
+        statements = ((fusion.product, "f32", "{product} + {bias}"), *fusion.statements)
+        fusion = replace(fusion, statements=statements, product="product", reads=(*fusion.reads, bias))
+    if p.fusion is not None and fusion is not None:
+        first = fusion.writes[0]
+        out = Result(first.binding, first.dtype, first.offset, first.rows[1], first.cols[1], first.batch)
     return Problem(p.rows, pixels, p.depth, batch, a, b, out, fusion)
+
+
+def _by_group(fusion: Fusion, rows: int, groups: int) -> Fusion | None:
+    """A fusion over matrices of one group each: its rows are channels of all groups. None where split rows straddle groups."""
+    inner = fusion.row_inner
+    if groups > 1 and inner and rows % inner:
+        return None
+
+    def at(x: Place) -> Place:
+        step = rows // inner * x.rows[0] if inner else rows * x.rows[1]
+        return replace(x, batch=(x.batch[1], step if groups > 1 else 0))
+
+    return replace(fusion, reads=tuple(map(at, fusion.reads)), writes=tuple(map(at, fusion.writes)))
 
 
 def _weigh(p: Weigh, pixels: int, source: int, grad: int, made: Callable[[Problem], list[Launch]], temps: list[int]) -> list[Launch] | None:

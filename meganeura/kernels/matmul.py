@@ -6,7 +6,7 @@ cuts what does not fit a binding or a grid into parts, and hands each part to th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..dtype import uint32
@@ -67,34 +67,50 @@ def _fused(call: Call, epilogue: Epilogue, profile: Profile) -> Lowered:
 def fused_problem(call: Call, epilogue: Epilogue, profile: Profile) -> Problem | None:
     """The problem of a product with an epilogue (operands as ops.archetype.Epilogue says); None where it cannot be made in
     one piece: too many storage buffers or batch dimensions, an operand larger than a binding, or one that is overwritten."""
-    a, b, *extra = (*(x for x in call.inputs if x is not None), *call.outputs)
-    alias = call.alias or tuple(range(len(call.inputs) + len(call.outputs)))
-    names = (*call.names[2:], *("" for _ in call.outputs))
+    a, b = (x for x in call.inputs[:2] if x is not None)
     if template.large(call, profile) or max(a.shape[-2], b.shape[-1]) > AXIS:
         return None
+    found = fusion_of(call, epilogue, (a, b))
+    if found is None:
+        return None
+    fusion, size, (sa, sb) = found
+    if numel(size) > profile.max_groups or fusion.most() + 2 > profile.max_storage_buffers:
+        return None
+    first = fusion.writes[0]
+    out = Result(first.binding, first.dtype, first.offset, first.rows[1], first.cols[1], first.batch)
+    return replace(assemble(a, b, out, size, sa, sb, call.alias or tuple(range(len(call.inputs)))), fusion=fusion)
+
+
+Pair = tuple[int, int]
+
+
+def fusion_of(call: Call, epilogue: Epilogue, matrices: Sequence[Layout], own: int = 2) -> tuple[Fusion, Pair, list[Pair]] | None:
+    """The fusion of a call whose first `own` inputs are the product's, the sizes of two batch dimensions, and for each of
+    `matrices` its strides over them. None if more than two remain, or if an operand of the product is overwritten."""
+    extra = [x for x in (*call.inputs[own:], *call.outputs) if x is not None]
+    alias = call.alias or tuple(range(len(call.inputs) + len(call.outputs)))
+    names = (*call.names[own:], *("" for _ in call.outputs))
     at = len(extra[-1].shape) - epilogue.rows - epilogue.cols
     lead, inner = extra[-1].shape[:at], extra[-1].shape[at:]
-    own = [broadcast_strides(x.shape[:-2], x.strides[:-2], lead) for x in (a, b)]
-    operands, n = list(zip(names, alias[2:], extra, strict=True)), len(call.inputs) - 2
+    operands, n = list(zip(names, alias[own:], extra, strict=True)), len(call.inputs) - own
     if "index" in call.attrs:  # the elements' numbers, as if they lay somewhere
         operands.insert(n, ("index", NUMBER, Layout(uint32, extra[-1].shape, call.attrs["index"])))
         n += 1
-    batch, merged = collapse(lead, *own, *(x.strides[:at] for _, _, x in operands))
-    if len(batch) > 2 or numel(batch) > profile.max_groups:
+    leads = [broadcast_strides(x.shape[:-2], x.strides[:-2], lead) for x in matrices]
+    batch, merged = collapse(lead, *leads, *(x.strides[:at] for _, _, x in operands))
+    if len(batch) > 2:
         return None
     size, *steps = (((fill,) * (2 - len(s)) + s) for fill, s in ((1, batch), *((0, s) for s in merged)))
-    places = [_place(x, name, operand, step, at, epilogue) for (name, operand, x), step in zip(operands, steps[2:], strict=True)]
+    k = len(matrices)
+    places = [_place(x, name, operand, step, at, epilogue) for (name, operand, x), step in zip(operands, steps[k:], strict=True)]
     split = inner[1] if epilogue.rows == 2 else 0, inner[-1] if epilogue.cols == 2 else 0
     entries = template.scalar_entries(call, call.scalars)
     fusion = Fusion(
         epilogue.statements, epilogue.results, epilogue.product, tuple(places[:n]), tuple(places[n:]), call.scalars, entries, *split
     )  # fmt: skip
-    if fusion.most() + 2 > profile.max_storage_buffers or {x.binding for x in fusion.writes} & set(alias[:2]):
+    if {x.binding for x in fusion.writes} & set(alias[:own]):
         return None
-    first = fusion.writes[0]
-    out = Result(first.binding, first.dtype, first.offset, first.rows[1], first.cols[1], first.batch)
-    (sa, sb), (b0, b1) = ((s[0], s[1]) for s in steps[:2]), size
-    return replace(assemble(a, b, out, (b0, b1), sa, sb, alias), fusion=fusion)
+    return fusion, (size[0], size[1]), [(s[0], s[1]) for s in steps[:k]]
 
 
 def _place(x: Layout, name: str, operand: int, batch: Shape, at: int, epilogue: Epilogue) -> Place:

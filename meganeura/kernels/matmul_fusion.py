@@ -67,6 +67,11 @@ class Fusion:
         reads, writes = (tuple(replace(x, rows=x.cols, cols=x.rows) for x in xs) for xs in (self.reads, self.writes))
         return replace(self, reads=reads, writes=writes, row_inner=self.col_inner, col_inner=self.row_inner)
 
+    def moved(self, n: int) -> Fusion:
+        """The same from matrix n on, of matrices that batch[1] walks."""
+        reads, writes = (tuple(replace(x, offset=x.offset + n * x.batch[1]) for x in xs) for xs in (self.reads, self.writes))
+        return replace(self, reads=reads, writes=writes)
+
     def quads(self, n: int) -> bool:
         """Whether four neighbours of a row can be made at a time."""
         return n % 4 == 0 and self.col_inner % 4 == 0

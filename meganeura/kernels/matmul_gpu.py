@@ -18,6 +18,7 @@ from .matmul_pack import whole_rows, whole_rows_bytes
 from .matmul_problem import Problem
 from .matmul_stage import Operand
 from .matmul_sum import add_slices, partial, slice_elements
+from .matmul_teams import Shares, halved, shares_memory
 from .matmul_wgsl import XYZW, Form, Stores, mac, module, zero
 
 WARP = 32  # invocations that share a fragment pattern; nothing depends on the real subgroup size
@@ -48,14 +49,17 @@ class Gemm:
     def memory(self) -> int:
         """Bytes of workgroup memory, with the least that adding up groups needs."""
         a, b, _ = self.operands()
-        least = self.tile.team * 16 * (self.tile.groups // 2)
-        return (a.words() + b.words()) * 4 + least
+        return (a.words() + b.words()) * 4 + shares_memory(self.tile)
 
     def source(self, profile: Profile) -> str:
         a, b, halves = self.operands()
         t = self.tile
         room = profile.max_workgroup_memory - (a.words() + b.words()) * 4
-        globals_ = [a.declare(), b.declare(), *self._exchange(room)[0]]
+        shares = Shares(t, tuple(self._sums()), self.form.types.value, room)
+        rows = self._rows_at_once(a, room - shares.bytes)
+        globals_ = [a.declare(), b.declare(), *shares.declare()]
+        if rows:
+            globals_.append(f"var<workgroup> lines: array<array<vec4<{self.form.types.value}>, {t.bn // 4}>, {t.bm // t.tm * rows}>;")
         args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
         main = [*globals_, f"@compute @workgroup_size({t.size}) fn main({args}) {{", *self._place(), *self._thread(a, b)]
         if halves:
@@ -64,7 +68,7 @@ class Gemm:
         main += [*a.setup(), *b.setup()]
         main += [f"var {v}: vec4<{self.form.types.value}>;" for v in dict.fromkeys(a.registers + b.registers)]
         main += [f"var {c} = {zero(self.form.types.value, True)};" for c in self._sums()]
-        main += [*self._loop(a, b, halves), *self._exchange(room)[1], *self._store(), "}"]
+        main += [*self._loop(a, b, halves), *shares.add(), *self._store(a, shares.owners(), rows), "}"]
         return module(profile, self.form, main, wrap=t.wrap)
 
     def _place(self) -> Iterator[str]:
@@ -81,7 +85,8 @@ class Gemm:
             yield f"let row0 = min(by * {t.bm}u, p.m - {t.bm}u); let col0 = min(bx * {t.bn}u, p.n - {t.bn}u);"
         else:
             yield f"let row0 = by * {t.bm}u; let col0 = bx * {t.bn}u;"
-        yield "let slice = w.z % p.split; let mat = w.z / p.split; let mat0 = mat / p.inner; let mat1 = mat % p.inner;"
+        yield "var slice = w.z; var mat0 = 0u; var mat1 = 0u;"  # one matrix in one piece needs no division
+        yield "if (w.z >= p.split) { let mat = w.z / p.split; slice = w.z % p.split; mat0 = mat / p.inner; mat1 = mat % p.inner; }"
         yield "let a_at = p.a_off + mat0 * p.a_b0 + mat1 * p.a_b1; let b_at = p.b_off + mat0 * p.b_b0 + mat1 * p.b_b1;"
         yield "let k_from = slice * p.depth; let k_here = min(p.depth, p.k - k_from);"
         yield f"let turns = (k_here + {t.span - 1}u) / {t.span}u; let rest = k_here - (turns - 1u) * {t.span}u;"
@@ -153,40 +158,68 @@ class Gemm:
         return lines
 
     def _exchange(self, room: int) -> tuple[list[str], list[str]]:
-        """Adding up the groups' sums through workgroup memory, by halving."""
-        t, sums = self.tile, self._sums()
-        if t.groups == 1:
-            return [], []
-        tables = t.groups // 2
-        chunk = max(1, min(len(sums), room // (t.team * 16 * tables)))
-        while len(sums) % chunk:
-            chunk -= 1
-        lines, half = [], tables
-        while half:
-            for at in range(0, len(sums), chunk):
-                part = list(enumerate(sums[at : at + chunk]))
-                give = " ".join(f"sums[team - {half}u][{x}][local] = {c};" for x, c in part)
-                take = " ".join(f"{c} += sums[team][{x}][local];" for x, c in part)
-                lines += ["workgroupBarrier();", f"if (team >= {half}u && team < {2 * half}u) {{ {give} }}"]
-                lines += ["workgroupBarrier();", f"if (team < {half}u) {{ {take} }}"]
-            half //= 2
-        v = self.form.types.value
-        return [f"var<workgroup> sums: array<array<array<vec4<{v}>, {t.team}>, {chunk}>, {tables}>;"], lines
+        """Adding up the groups' sums in the first group."""
+        return halved(self.tile, self._sums(), self.form.types.value, room)
 
-    def _store(self) -> list[str]:
+    def _rows_at_once(self, a: Operand, room: int) -> int:
+        """Rows of an invocation that are stored through workgroup memory at a time, 0: directly. It pays for single elements
+        of tiles whose groups share K, without an epilogue."""
+        t = self.tile
+        if t.groups == 1 or self.form.out != "v1" or self.form.epilogue is not None:
+            return 0
+        rows = 1 if a.turn == "row" else 4
+        while rows and rows * (t.bm // t.tm) * t.bn * 4 > room:
+            rows //= 2
+        return rows
+
+    def _store(self, a: Operand, owners: dict[str, int], rows: int) -> list[str]:
+        """Stores of each group's sums."""
         t, f = self.tile, self.form
+        start = "let o_at = p.o_off + mat0 * p.o_b0 + mat1 * p.o_b1 + slice * p.o_slice;"
+        if rows:
+            return [start, *self._through_memory(rows, owners, a.turn == "row")]
         stores = Stores(f, t.wrap)
-        lines = ["let o_at = p.o_off + mat0 * p.o_b0 + mat1 * p.o_b1 + slice * p.o_slice;", *stores.begin()]
+        lines = [start, *stores.begin()]
         for j in range(t.tn // 4):
             for q in range(1 if stores.wide else 4):
                 lines.append(stores.column(f"(col0 + bi{j} * 4u + {q}u)", f"{j}_{q}", self.full))
-        row_kept = _turn(f.a, t.turn_a) == "row"
         for i in range(t.tm):
-            row = f"row0 + ai{i}" if row_kept else f"row0 + ai{i // 4} * 4u + {i % 4}u"
-            text = stores.line(f"({row})", str(i))
-            text += "".join(self._store_quad(stores, f"({row})", i, j) for j in range(t.tn // 4))
-            lines.append(text if self.full else f"if ({row} < p.m) {{ {text} }}")
-        return ["if (team == 0u) {", *lines, "}"] if t.groups > 1 else lines
+            row = f"row0 + ai{i}" if a.turn == "row" else f"row0 + ai{i // 4} * 4u + {i % 4}u"
+            for g in range(t.groups):
+                own = [j for j in range(t.tn // 4) if owners[f"c{i}_{j}"] == g]
+                if not own:
+                    continue
+                text = stores.line(f"({row})", str(i))
+                text += "".join(self._store_quad(stores, f"({row})", i, j) for j in own)
+                text = text if self.full else f"if ({row} < p.m) {{ {text} }}"
+                lines.append(f"if (team == {g}u) {{ {text} }}" if t.groups > 1 else text)
+        return lines
+
+    def _through_memory(self, rows: int, owners: dict[str, int], row_kept: bool) -> list[str]:
+        """Stores of single elements, `rows` rows of every invocation at a time, neighbours by neighbouring invocations."""
+        t, stores, lines = self.tile, Stores(self.form, self.tile.wrap), [f"let slot = wm * {self.tile.lanes}u + lm;"]
+        count, unit = t.bm // t.tm * rows * t.bn, t.lanes * (t.tm if row_kept else t.tm // 4)
+        place = f"spot / {t.lanes}u * {unit}u + spot % {t.lanes}u"
+        for first in range(0, t.tm, rows):
+            lines.append("workgroupBarrier();")
+            for g in range(t.groups):
+                own = [(i, j) for i in range(first, first + rows) for j in range(t.tn // 4) if owners[f"c{i}_{j}"] == g]
+                if own:
+                    put = "".join(f"lines[slot * {rows}u + {i - first}u][bi{j}] = c{i}_{j}; " for i, j in own)
+                    lines.append(f"if (team == {g}u) {{ {put}}}")
+            lines.append("workgroupBarrier();")
+            if row_kept:
+                row = f"row0 + {place} + {first * t.lanes}u"
+            else:
+                row = f"row0 + ({place} + {first // 4 * t.lanes}u) * 4u + {first % 4}u + line % {rows}u"
+            store = stores.put(["lines[line][col / 4u][col % 4u]"], "row", "(col0 + col)")
+            for e in range(-(-count // t.size)):
+                guard = [f"at < {count}u"] if (e + 1) * t.size > count else []
+                guard += [] if self.full else ["row < p.m", "col0 + col < p.n"]
+                text = f"let at = tid + {e * t.size}u; let line = at / {t.bn}u; let col = at % {t.bn}u; let spot = line / {rows}u; "
+                text += f"let row = {row}; " + (f"if ({' && '.join(guard)}) {{ {store} }}" if guard else store)
+                lines.append(f"{{ {text} }}")
+        return lines
 
     def _store_quad(self, stores: Stores, row: str, i: int, j: int) -> str:
         """Four neighbours of a row."""
@@ -214,29 +247,25 @@ def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
     p, launches = _whole_rows(p, profile, temps)
     f = replace(f, a=p.a.form(p.k), b=p.b.form(p.k))
     kind = ("N" if f.a.startswith("k") else "T") + ("N" if f.b.startswith("f") else "T")
-    tile, split = choose(kind, p.m, p.n, p.k, p.matrices, profile.backend, lambda tile: _usable(tile, f, p, profile))
+    tile, split = choose(kind, p.m, p.n, p.k, p.matrices, profile.backend, lambda tile: usable(tile, f, p, profile), f.out)
     most = profile.max_binding // (4 * slice_elements(p))
     return [*launches, *tiled(p, tile, min(split, max(1, most)), temps)]
 
 
 def _whole_rows(p: Problem, profile: Profile, temps: list[int]) -> tuple[Problem, list[Launch]]:
-    """The problem with copies of operands along k that could only be read element by element, where products are many enough.
+    """The problem with copies of operands that could only be read element by element, where products are many enough.
 
-    A rest of K is filled up with zeros, for which both operands are copied, if both lie along k.
+    A rest of K that an operand along k would leave is filled up with zeros, for which both are copied.
     """
-    if p.products // p.matrices < WHOLE_ROWS or min(p.m, p.n) < USES:
+    sides = {name: side for name, side in (("a", p.a), ("b", p.b)) if side.form(p.k) in ("k1", "f1")}
+    if not sides or p.products // p.matrices < WHOLE_ROWS or min(p.m, p.n) < USES:
         return p, []
-    copied = [s for s in (p.a, p.b) if s.form(p.k) == "k1"]
-    if not copied or (p.k % 4 and len(copied) < 2) or any(whole_rows_bytes(p, s) > profile.max_binding for s in copied):
+    if p.k % 4 and any(x.form(p.k) == "k1" for x in sides.values()):
+        sides = {"a": p.a, "b": p.b}
+    if any(whole_rows_bytes(p, x) > profile.max_binding for x in sides.values()) or len(sides) * p.matrices > profile.max_groups:
         return p, []
-    launches = []
-    for name in ("a", "b"):
-        side = p.a if name == "a" else p.b
-        if any(side is s for s in copied):
-            launch, made = whole_rows(p, side, temps)
-            launches.append(launch)
-            p = replace(p, a=made) if name == "a" else replace(p, b=made)
-    return replace(p, k=-(-p.k // 4) * 4), launches
+    q, launch = whole_rows(p, tuple(sides), temps)
+    return q, [launch]
 
 
 def _gemv(p: Problem, f: Form, profile: Profile) -> Launch:
@@ -250,7 +279,8 @@ def _gemv(p: Problem, f: Form, profile: Profile) -> Launch:
     return _launch(("gemv_columns", across), columns, p, grid, lambda profile: gemv.gemv_columns(columns, across, profile))
 
 
-def _usable(tile: Tile, f: Form, p: Problem, profile: Profile) -> bool:
+def usable(tile: Tile, f: Form, p: Problem, profile: Profile) -> bool:
+    """Whether the device can run the tiled product with this tile."""
     rows, cols = -(-p.m // tile.bm), -(-p.n // tile.bn)
     if tile.size > profile.max_workgroup_size or max(rows, cols) > profile.max_groups:
         return False
@@ -271,7 +301,8 @@ def tiled(p: Problem, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
     f = Form.of(q, q.a.form(q.k), q.b.form(q.k), q.stores())
     even = p.m % tile.bm == 0 and p.n % tile.bn == 0
     once = q.fusion is not None and q.fusion.in_place() and not even  # last tiles must not be shifted over their neighbours
-    gemm = Gemm(tile, f, p.m >= tile.bm and p.n >= tile.bn and not once)
+    cut = (f.a == "f4" and p.m % 4) or (f.b == "f4" and p.n % 4)  # a copy's rows: vec4s only begin where those of whole tiles do
+    gemm = Gemm(tile, f, p.m >= tile.bm and p.n >= tile.bn and not once and not cut)
     params = q.params(f.accesses, slices, per * tile.span, slice_elements(p))
     grid = (-(-p.n // tile.bn), -(-p.m // tile.bm), p.matrices * slices)
     launches = [_launch(("gemm", tile, gemm.full), f, q, grid, gemm.source, params)]

@@ -124,7 +124,7 @@ class Operand:
             start = f"{n}_at + (k_from + {n}r{e}) * {p}_k"
             if self.form == "f4":
                 quad = f"{self.origin} / 4u + {n}c{e}"
-                yield f"{let} {n}p{e} = {start} + {quad if self.full else f'min({quad}, {self.extent} / 4u - 1u)'};"
+                yield f"{let} {n}p{e} = {start} + {quad if self.full else f'min({quad}, ({self.extent} + 3u) / 4u - 1u)'};"
                 return
             yield f"{let} {n}p{e} = {start};"
             for q in range(4):

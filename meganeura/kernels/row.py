@@ -26,7 +26,8 @@ SHORT = 32  # entries (elements, or vec4s) up to which one invocation takes a wh
 REGISTERS = 16  # vec4s a thread may hold of all full inputs
 FEW = 256  # rows, too few to fill a GPU with workgroups of 256, of which long ones get larger workgroups
 STREAMED = 8192  # entries from which a row is long
-WIDE = 512  # invocations that then share it, without registers for the row
+WIDE = 512  # invocations that then share it, without registers for the row,
+HELD = 1024, 2048  # and numbers of entries between which they share a row of a single input, in registers
 SINGLES = 8  # elements in flight an invocation where vec4s cannot be read
 
 
@@ -220,13 +221,13 @@ def _form(rows: _Rows, width: int) -> RowForm:
     """Choose team, unrolling and registers; gather what the source depends on."""
     arch, call = rows.arch, rows.call
     entries = rows.n // width
-    team = _team(rows, entries)
+    team = _team(rows, entries, width)
     expressions = [s.expr for s in arch.stages] + list(arch.element) + list(arch.per_row)
     staged = Functions(arch.statements, {}).names(s.expr for s in arch.stages)
     full = max(1, sum(w.role == "full" and (not staged or w.operand.name in staged) for w in rows.walks))
     held = -(-entries // team.width)
     registers = 0
-    if team.form in ("group", "cluster") and team.width <= 256 and held * full * width <= REGISTERS * 4:
+    if team.form in ("group", "cluster") and (team.width <= 256 or entries <= HELD[1]) and held * full * width <= REGISTERS * 4:
         registers = 1 << max(0, held - 1).bit_length()
     pair = team.form == "subgroup" and rows.rows % 2 == 0 and rows.rows >= 64 and any(w.role == "column" for w in rows.walks)
     ahead = SINGLES if width == 1 and team.form == "group" else 4
@@ -256,8 +257,8 @@ def _form(rows: _Rows, width: int) -> RowForm:
     )
 
 
-def _team(rows: _Rows, entries: int) -> Team:
-    """Who works on a row of this many entries."""
+def _team(rows: _Rows, entries: int, width: int) -> Team:
+    """Who works on a row of this many entries of `width` elements."""
     profile = rows.profile
     alone = Team("lane", 1, 64 if rows.rows >= 64 else 8)
     if profile.family == "cpu":
@@ -270,6 +271,7 @@ def _team(rows: _Rows, entries: int) -> Team:
     cluster = min(32, profile.subgroup_size) if profile.subgroups else 0
     if cluster >= 4 and entries <= 4 * cluster and rows.rows >= 256:
         return Team("cluster", min(cluster, max(4, 1 << (-(-entries // 2) - 1).bit_length())), 128)
-    most = min(WIDE, profile.max_workgroup_size) if entries >= STREAMED and rows.rows <= FEW else 256
-    width = min(most, max(32, 1 << (max(1, -(-entries // 4)) - 1).bit_length()))
-    return Team("group", width, width, subgroups=profile.subgroups)
+    held = width == 4 and HELD[0] <= entries <= HELD[1] and sum(w.role == "full" for w in rows.walks) == 1
+    most = min(WIDE, profile.max_workgroup_size) if held or (entries >= STREAMED and rows.rows <= FEW) else 256
+    size = min(most, max(32, 1 << (max(1, -(-entries // (2 if held else 4))) - 1).bit_length()))
+    return Team("group", size, size, subgroups=profile.subgroups)

@@ -3,6 +3,7 @@ float64 as unfused ones, on every family of kernels: odd sizes, broadcast operan
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import meganeura as mg
 from meganeura import dispatch, gpu, nn
 from meganeura.compile.lower import lower
+from meganeura.kernels import reduce
 from meganeura.kernels.kernel import Profile
+from meganeura.kernels.reduce_wgsl import source
 from meganeura.ops.norm import layer_norm_row
 
 F = nn.functional
@@ -324,6 +327,17 @@ def test_reductions_in_one_dispatch(family: str) -> None:
         return a, b, c, y.sum(0)
 
     check(apart, x, y)
+
+
+def test_kernels_tried_beside_others_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reduction is tried beside up to twelve others, which must not take the time of writing all their texts each time."""
+    device = gpu.current()
+    monkeypatch.setattr(device, "profile", dataclasses.replace(device.profile, family="gpu"))
+    written = []
+    monkeypatch.setattr(reduce, "source", lambda form, profile: written.append(form) or source(form, profile))
+    xs = [mg.tensor(draw(60 + 10 * i, 12)) for i in range(8)]
+    graph = mg.compile(lambda *xs: tuple(f(x) for x in xs for f in (lambda x: x.amax(0), lambda x: (x * 2).prod(0)))).graph(*xs)
+    assert len(graph.nodes) < len(xs) and len(written) == len(set(written))
 
 
 def test_a_loss_waits_for_its_gradient(family: str) -> None:

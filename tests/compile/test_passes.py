@@ -61,6 +61,24 @@ def test_what_is_overwritten_whole_need_not_be_made() -> None:
     _same(lambda x: mg.empty(4, 5).copy_(x), mg.tensor(A))
 
 
+def test_what_is_overwritten_whole_twice_after_it_was_read() -> None:
+    """The write between is gone: the last one overwrites what was read."""
+
+    def f(x: Any, given: Any) -> tuple[Any, ...]:
+        y, was = x + 0, given.sum(0)
+        total = y.sum()
+        for z in (y, given):
+            z.copy_(x * 2)
+            z.copy_(x * 3)
+        return total, was, y
+
+    first, second = mg.tensor(A), mg.tensor(A)
+    for g in (mg.compile(f, debug=True), mg.compile(f, rewrite="off", debug=True)):
+        for a, b in zip(g(mg.tensor(A), first), f(mg.tensor(A), second), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+        np.testing.assert_array_equal(first.numpy(), second.numpy())
+
+
 def test_broadcasting_and_dtypes_in_a_chain() -> None:
     x, row, column = mg.tensor(A), mg.tensor(A[0]), mg.tensor(A[:, :1])
     mask = x > 0

@@ -13,7 +13,8 @@ import pytest
 
 from meganeura import dtype as D
 from meganeura.dtype import DType
-from meganeura.kernels import conv_choices, conv_gpu
+from meganeura.gpu import Buffer
+from meganeura.kernels import conv_choices, conv_columns, conv_gpu, conv_weigh, conv_winograd
 from meganeura.kernels.conv import lower
 from meganeura.kernels.conv_phases import phases
 from meganeura.kernels.conv_problem import Gather, Weigh, problem
@@ -22,6 +23,7 @@ from meganeura.ops import conv as rows
 from meganeura.shape import contiguous_strides
 from meganeura.storage import Layout
 
+from . import run_call
 from .run_call import STORED, download, eight_lanes, profile, run, strided, upload
 
 DEVICES = {
@@ -133,6 +135,14 @@ def check(
     return made
 
 
+def run_poisoned(made: Lowered, buffers: list[Buffer], scalars: Any = ()) -> None:
+    """run() with temporaries that hold NaN before."""
+    n = len(buffers)
+    launches = tuple(replace(x, bindings=tuple(n - 1 - b if b < 0 else b for b in x.bindings)) for x in made.launches)
+    temps = [upload(np.full(-(-size // 4), np.nan), D.float32) for size in made.temps]
+    run_call.run(Lowered(launches), [*buffers, *temps], scalars)
+
+
 FEW = ("odd", "groups", "stem")  # what a second device of the same family makes, and all that f16 needs
 
 
@@ -186,7 +196,7 @@ def test_tiles(number: int) -> None:
             p, temps = problem(call, call.op.archetype.role, profile), []  # type: ignore[attr-defined, var-annotated]
             t = replace(tile, wrap=wrap)
             if isinstance(p, Weigh):
-                return Lowered(tuple(conv_gpu.tiled_weigh(p, t, split, temps)), tuple(temps))
+                return Lowered(tuple(conv_weigh.tiled_weigh(p, t, split, temps)), tuple(temps))
             parts = phases(p)
             launches = conv_gpu.tiled_gather(p, parts, t, split if len(parts) == 1 else 1, pack and not flat, flat, temps)
             return Lowered(tuple(launches), tuple(temps))
@@ -218,7 +228,7 @@ def test_new_sizes_need_no_new_pipelines() -> None:
         for c in sizes:
             p, temps = problem(_call(c, role), role, device("gpu")), []  # type: ignore[var-annotated]
             if isinstance(p, Weigh):
-                made = conv_gpu.tiled_weigh(p, conv_choices.MID, 1, temps)
+                made = conv_weigh.tiled_weigh(p, conv_choices.MID, 1, temps)
             else:
                 made = conv_gpu.tiled_gather(p, phases(p), conv_choices.NARROW, 1, True, False, temps)
             keys.append([x.kernel.key for x in made])
@@ -282,7 +292,7 @@ import wgpudawn
 from meganeura import dtype as D
 from meganeura.kernels.conv import lower
 from meganeura.kernels.kernel import Profile
-from tests.kernels.test_conv import CASES, ROLES, call_of
+from tests.kernels.test_conv import CASES, COLUMNS, ROLES, WINOGRAD, _way, call_of, conv_columns, conv_winograd
 adapter = wgpudawn.gpu.request_adapter_sync()
 device = adapter.request_device_sync(required_features=["subgroups", "shader-f16"])
 seen = set()
@@ -295,6 +305,13 @@ for family in ("cpu", "gpu"):
                     if launch.kernel.key not in seen:
                         seen.add(launch.kernel.key)
                         device.create_shader_module(code=launch.kernel.source(profile))
+profile = Profile(family="cpu", backend="dawn", subgroup_size=8)
+for way, cases in ((conv_winograd, WINOGRAD), (conv_columns, COLUMNS)):
+    for case in cases:
+        for role in ROLES if way is conv_winograd else ROLES[:2]:
+            for kinds in (("plain",) * 3, ("last", "plain", "last")):
+                for launch in _way(way)(call_of(case, role, D.float32, kinds, role != "weight")[0], profile).launches:
+                    device.create_shader_module(code=launch.kernel.source(profile))
 print("accepted", len(seen))
 """
 
@@ -306,16 +323,81 @@ def test_tint_accepts_what_naga_does() -> None:
     assert "accepted" in done.stdout, done.stderr[-3000:]
 
 
-def test_winograd_is_used_and_agrees() -> None:
-    """Odd sizes, groups, a bias, flipped kernels; results near those of the products it replaces."""
-    for case in (
-        Case(2, 16, 18, (13, 17), (3, 3), 1, 1),
-        Case(1, 40, 32, (16, 16), (3, 3), 1, (0, 2), 1, 2),
-        Case(3, 17, 20, (15, 9), (3, 3), 1, 4),
-    ):
-        for role in ("output", "input"):
-            made = check(device("cpu"), case, role, bias=True)
-            assert any("patches" in x.kernel.label for x in made.launches) or not eight_lanes()
-            check(device("cpu"), case, role, D.float16, ("last", "second", "last"))
-    without = lower(call_of(case, "output", D.float32, ("plain",) * 3, True)[0], device("cpu", winograd=False))
-    assert not any("patches" in x.kernel.label for x in without.launches)
+def _way(way: Any) -> Any:
+    """A lowering that takes one of the ways of software Vulkan, whatever it estimates."""
+
+    def made(call: Call, profile: Profile) -> Lowered:
+        p, temps = problem(call, call.op.archetype.role, profile), []  # type: ignore[attr-defined, var-annotated]
+        if isinstance(p, Weigh):
+            assert way.suits_weigh(p)
+            return Lowered(tuple(way.weigh(p, temps)), tuple(temps))
+        assert way.suits(p, phases(p))
+        launches = way.gather(p, phases(p)[0], temps)
+        return Lowered(tuple(launches), tuple(temps))
+
+    return made
+
+
+WINOGRAD = (
+    Case(2, 16, 18, (13, 17), (3, 3), 1, 1),
+    Case(1, 40, 32, (16, 16), (3, 3), 1, (0, 2), 1, 2),
+    Case(3, 17, 20, (15, 9), (3, 3), 1, 4),
+)
+COLUMNS = (
+    Case(2, 64, 64, (7, 7), (3, 3), 1, 1, 1, 2),
+    Case(1, 32, 32, (9, 6), (2, 3), 1, (0, 2), (2, 1)),
+    Case(2, 32, 64, (7, 8), (3, 2), 1, 3),
+)
+
+
+@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+def test_ways_of_software_vulkan() -> None:
+    """Odd sizes, groups, a bias, flipped kernels, every layout: Winograd, and products with the weights as they lie."""
+    for way, cases in ((conv_winograd, WINOGRAD), (conv_columns, COLUMNS)):
+        for case in cases:
+            for role in ROLES if way is conv_winograd else ROLES[:2]:
+                check(device("cpu"), case, role, bias=role != "weight", lowered=_way(way))
+                check(device("cpu"), case, role, kinds=("last", "plain", "second"), lowered=_way(way))
+                if way is conv_winograd:
+                    check(device("cpu"), case, role, D.float16, ("last", "second", "last"), lowered=_way(way))
+    check(device("cpu"), Case(1, 32, 64, (8, 9), (3, 3), 2, 1), "output", bias=True, lowered=_way(conv_columns))
+
+
+@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+def test_the_way_is_chosen_by_its_time() -> None:
+    def labels(case: Case, role: str, **changes: Any) -> str:
+        return " ".join(x.kernel.label for x in lower(_call(case, role), device("cpu", **changes)).launches)
+
+    large, deep, few = (Case(1, c, c, (n, n), (3, 3), 1, 1) for c, n in ((64, 56), (512, 7), (8, 20)))
+    for role in ROLES:
+        assert "patches" in labels(large, role) and "patches" not in labels(large, role, winograd=False)
+        assert ("weigh" if role == "weight" else "stored") in labels(deep, role)
+        assert ("weigh" if role == "weight" else "gather") in labels(few, role)
+        assert "patches" not in labels(large, role, max_binding=1 << 20)
+
+
+@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+def test_winograd_spreads_no_infinities() -> None:
+    """Through groups, and channels that fill no vec4."""
+    case = Case(1, 34, 38, (9, 10), (3, 3), 1, 1, 1, 2)
+    for role in ("output", "input"):
+        call, sizes = call_of(case, role, D.float32, ("plain",) * 3, False)
+        source = "input" if role == "output" else "output"
+        rng = np.random.default_rng(0)
+        x, weight = (rng.uniform(-1, 1, case.shapes[s]).astype(np.float32) for s in (source, "weight"))
+        x[0, 3, 4, 5], x[0, 16, 8, 9], x[0, 20, 0, 0] = np.nan, np.inf, -np.inf
+        weight[5, 2, 1, 1] = np.inf
+        target = upload(np.full(sizes[-1], 77), D.float32)
+        run(_way(conv_winograd)(call, device("cpu")), [upload(x, D.float32), upload(weight, D.float32), target])
+        with np.errstate(invalid="ignore"):
+            want = REFS[role](x, weight, None, (1, 1), (1, 1), (1, 1), 2, (9, 10))
+        np.testing.assert_allclose(download(target, D.float32, sizes[-1]).reshape(want.shape), want, rtol=1e-4, atol=1e-5)
+    x, grad = (np.random.default_rng(1).uniform(-1, 1, case.shapes[s]).astype(np.float32) for s in ("input", "output"))
+    x[0, 3, 4, 9], grad[0, 20, 4, 5] = np.inf, np.nan
+    call, sizes = call_of(case, "weight", D.float32, ("plain",) * 3, False)
+    target = upload(np.full(sizes[-1], 77), D.float32)
+    run(_way(conv_winograd)(call, device("cpu")), [upload(x, D.float32), upload(grad, D.float32), target])
+    with np.errstate(invalid="ignore"):
+        want = REFS["weight"](x, grad, (1, 1), (1, 1), (1, 1), 2, (3, 3))
+    assert np.isfinite(want[:, 3]).any() and not np.isfinite(want[:, 3]).all()
+    np.testing.assert_allclose(download(target, D.float32, sizes[-1]).reshape(want.shape), want, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from meganeura.kernels import choices, matmul_gpu
 from meganeura.kernels.kernel import Lowered, Profile
 from meganeura.kernels.matmul import cut, lower
 from meganeura.kernels.matmul_problem import problem
+from meganeura.kernels.matmul_teams import Shares, shares_memory
 from meganeura.ops.archetype import Matmul
 from meganeura.shape import contiguous_strides
 from meganeura.storage import Layout
@@ -196,23 +198,85 @@ def test_larger_sizes_on_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "small"])
 def test_rows_of_odd_length_are_copied_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both copied for a rest of K, else only what needs it, if along k; batches, element sizes, parts of large operands."""
+    """In one launch: both for a rest of K along k, else only what needs it; batches, element sizes, parts of large operands."""
     monkeypatch.setattr(matmul_gpu, "WHOLE_ROWS", 1)
     monkeypatch.setattr(matmul_gpu, "USES", 1)
 
-    def copies(lowered: Lowered) -> int:
-        return [x.kernel.label for x in lowered.launches].count("matmul_rows")
+    def copies(a: tuple[int, ...], b: tuple[int, ...], kinds: tuple[str, str, str], dtype: DType = D.float32) -> int:
+        found = [x for x in check(device(name), a, b, kinds, dtype).launches if x.kernel.label == "matmul_rows"]
+        assert len(found) <= 1
+        return sum(len(x.bindings) // 2 for x in found)
 
-    for kinds in (("rows", "columns", "rows"), ("offset", "columns+offset", "padded"), ("padded", "columns", "columns")):
-        assert copies(check(device(name), (67, 45), (45, 71), kinds)) == 2
-        assert copies(check(device(name), (2, 37, 23), (2, 23, 40), kinds)) == 2
-    assert copies(check(device(name), (2, 3, 37, 33), (3, 33, 39), ("rows", "columns", "rows"))) == 2
-    assert copies(check(device(name), (67, 44), (44, 72), ("padded", "rows", "rows"))) == 1
-    assert copies(check(device(name), (67, 45), (45, 71), ("rows", "rows", "rows"))) == 0
-    assert copies(check(device(name), (67, 44), (44, 71), ("rows", "columns", "rows"))) == 0
+    for left in ("rows", "columns", "offset", "padded", "second"):
+        for right in ("rows", "columns", "columns+offset", "padded"):
+            assert copies((67, 45), (45, 71), (left, right, "rows")) == 2
+    for out in ("columns", "padded", "second"):
+        assert copies((2, 37, 23), (2, 23, 41), ("rows", "columns", out)) == 2
+        assert copies((3, 37, 23), (23, 41), ("columns", "rows", out)) == 2
+    assert copies((2, 3, 37, 33), (3, 33, 39), ("rows", "columns", "rows")) == 2
+    assert copies((67, 44), (44, 72), ("padded", "rows", "rows")) == 1
+    assert copies((67, 44), (44, 71), ("rows", "rows", "rows")) == 1
+    assert copies((72, 45), (45, 71), ("columns", "rows", "rows")) == 1
+    assert copies((72, 45), (45, 72), ("rows", "rows", "rows")) == 2
+    assert copies((67, 44), (44, 71), ("rows", "columns", "rows")) == 0
     for dtype in (D.float16, D.bfloat16, D.int32, D.uint32):
-        check(device(name), (40, 33), (33, 35), ("rows", "columns", "rows"), dtype)
+        assert copies((40, 33), (33, 35), ("rows", "columns", "rows"), dtype) == 2
+        assert copies((41, 33), (33, 35), ("columns", "padded", "rows"), dtype) == 2
     check(device(name, max_binding=8192), (100, 63), (63, 101), ("rows", "columns", "rows"))
+    check(device(name, max_binding=8192), (61, 63), (63, 31), ("columns", "rows", "rows"))
+
+
+@pytest.mark.parametrize("tile", [choices.SQUARE, choices.SLIM, choices.SMALL4, choices.SMALL], ids=lambda t: f"{t.bm}x{t.bn}x{t.groups}")
+@pytest.mark.parametrize("memory", [49152, 32768, 16384])
+def test_groups_share_sums_and_store_single_elements(tile: choices.Tile, memory: int) -> None:
+    """Results of odd row length within and beyond the tile, in whole memory (all parts of a sum at once) and in little (one after
+    another, or stored directly); as many slices of K as there are turns."""
+    rng = np.random.default_rng(1)
+    for m, k, n in ((67, 70, 99), (5, 33, 7), (66, 64, 131)):
+        a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+        for left in ORDERS:
+            la, lb, lo = layout((m, k), left)[0], layout((k, n), "rows")[0], layout((m, n), "rows")[0]
+            p = problem(la, lb, lo, (0, 1, 2))
+            assert p is not None
+            where = device("gpu", max_workgroup_memory=memory)
+            if where.backend == "dawn" and memory > device("gpu").max_workgroup_memory:
+                continue
+            if not matmul_gpu.usable(tile, matmul_gpu.Form.of(p, p.a.form(k), p.b.form(k), "v1"), p, where):
+                continue
+            for split in (1, 3):
+                temps: list[int] = []
+                launches = matmul_gpu.tiled(p, tile, split, temps)
+                sources = [replace(x.kernel, key=(*x.kernel.key, memory), source=_within(x.kernel.source, where)) for x in launches]
+                launches = [replace(x, kernel=y) for x, y in zip(launches, sources, strict=True)]
+                target = upload(np.full(m * n, np.nan), D.float32)
+                run(Lowered(tuple(launches), tuple(temps)), [upload(a if left == "rows" else a.T, D.float32), upload(b, D.float32), target])
+                assert np.abs(download(target, D.float32, m * n).reshape(m, n) - a.astype(np.float64) @ b).max() < 1e-4
+
+
+def _within(source: Callable[[Profile], str], where: Profile) -> Callable[[Profile], str]:
+    """The text as a device with that profile gets it."""
+    return lambda _: source(where)
+
+
+@pytest.mark.parametrize("memory", [49152, 24576, 16384])
+def test_shares_fit_the_memory_and_cover_every_sum(memory: int) -> None:
+    for tile in {x.tile for x in choices.POINTS}:
+        sums = tuple(f"c{i}" for i in range(tile.tm * tile.tn // 4))
+        shares = Shares(tile, sums, "f32", memory)
+        if tile.groups > 1 and shares_memory(tile) <= memory:
+            assert shares.bytes <= memory and set(shares.owners()) == set(sums)
+            assert set(shares.owners().values()) == set(range(tile.groups))
+
+
+def test_four_groups_only_while_every_tile_has_a_multiprocessor() -> None:
+    def tile(m: int, n: int, k: int, stores: str = "v4", kind: str = "NN") -> choices.Tile:
+        return choices.choose(kind, m, n, k, 1, "wgpu", lambda t: True, stores)[0]
+
+    assert tile(704, 704, 704) == tile(703, 703, 703, "v1") == choices.SQUARE
+    assert tile(768, 768, 768) == replace(choices.WIDE, walk="ptr") and tile(767, 767, 767, "v1") == choices.PAIR
+    assert tile(50, 2048, 720) == choices.SMALL4 and tile(50, 4096, 720) != choices.SMALL4
+    assert tile(128, 1536, 576, kind="TN") == choices.SLIM
+    assert tile(1023, 1023, 1023, "v1").groups == 2 and tile(1024, 1024, 1024).groups == 1
 
 
 TILES = sorted({p.tile for p in choices.POINTS}, key=repr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,16 @@ WINDOWS: dict[str, tuple[tuple[int, ...], Any, tuple[int, ...]]] = {
     "volumes": ((5, 6, 7, 9), ((2, 2, 0, 1), (3, 1, 1, 1), (2, 3, 1, 1)), (3, 7, 4)),
     "lines": ((13, 401), ((5, 3, 2, 1),), (134,)),
     "parts": ((6, 17, 11), ((), ()), (5, 4)),
+    "quads": ((6, 9, 16), ((3, 2, 1, 1), (3, 2, 1, 1)), (5, 8)),
+    "pairs": ((6, 8, 16), ((2, 2, 0, 1), (2, 2, 0, 1)), (4, 8)),
+    "dilated quads": ((7, 9, 20), ((2, 1, 0, 1), (3, 1, 2, 2)), (8, 20)),
+    "steps of four": ((5, 8, 33), ((2, 2, 0, 1), (4, 4, 0, 1)), (4, 8)),
+    "steps of three": ((9, 6, 24), ((2, 2, 0, 1), (3, 3, 1, 1)), (3, 8)),
+    "quad lines": ((13, 400), ((4, 2, 1, 1),), (200,)),
+    "equal parts": ((9, 6, 16), ((), ()), (3, 4)),
+    "parts of vectors": ((9, 10, 24), ((), ()), (5, 3)),
+    "vectors": ((7, 9, 32), ((3, 2, 1, 1), (8, 4, 0, 1)), (5, 7)),
+    "parts of quads": ((9, 7, 10), ((), ()), (5, 4)),
 }
 
 
@@ -70,6 +81,8 @@ def test_windows(case: str, family: str, how: str, monkeypatch: pytest.MonkeyPat
             "max_windows_grad", family, {"grad": (gbase, glayout), "places": index}, [Layout(dtype, shape)], {**attrs, "size": inner}
         )
         close(got, REGISTRY["max_windows_grad"].ref(g, where, windows, inner), dtype)  # type: ignore[misc]
+        if any(w[3] > 1 for w in windows if w):
+            continue  # no mean has dilation
         for count in ("all", "inside", "") if windows[0] else ("inside",):
             (got,) = apply("mean_windows", family, {"input": (base, layout)}, outs[:1], {**attrs, "count": count})
             close(got, REGISTRY["mean_windows"].ref(x, windows, size, count), dtype)  # type: ignore[misc]
@@ -86,18 +99,24 @@ def close(got: Any, want: Any, dtype: DType) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_resample(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meganeura.kernels.pool.MANY", {"cpu": 500, "gpu": 500})
-    plan = (("linear", 9, 23, None, False), ("cubic", 14, 6, None, False))
-    for back in (False, True):
+    narrow: tuple[Any, ...] = ("linear", 9, 23, None, False), ("cubic", 14, 6, None, False)
+    wide: tuple[Any, ...] = ("cubic", 9, 8, None, False), ("linear", 12, 28, None, True)
+    scaled: tuple[Any, ...] = ("nearest", 5, 9, None, False), ("cubic", 16, 40, 2.5, False)
+    copied: tuple[Any, ...] = ("nearest-exact", 5, 9, None, False), ("nearest", 8, 16, 2.0, False)
+    plans = (narrow, wide, scaled, copied, (("linear", 7, 7, None, False), ("nearest", 8, 16, 2.0, False)))
+    for plan, back in itertools.product(plans, (False, True)):
         first, weight, size, taps = tables(plan, back)
         sizes = tuple(a[2] if back else a[1] for a in plan)
         for lead in ((1,), (7, 2), (3, 5)):
-            base, layout = _laid_out((*lead, *sizes), D.float32, "plain" if lead[0] == 1 else "turned", 3)
+            base, layout = _laid_out((*lead, *sizes), D.float32, "turned" if lead[0] == 7 else "plain", 3)
             ins = {
                 "input": (base, layout),
                 "first": (first, Layout(D.int64, first.shape)),
                 "weight": (weight, Layout(D.float32, weight.shape)),
             }
-            (got,) = apply("resample", family, ins, [Layout(D.float32, (*lead, *size))], {"size": size, "taps": taps})
+            (got,) = apply(
+                "resample", family, ins, [Layout(D.float32, (*lead, *size))], {"size": size, "taps": taps, "plan": plan, "back": back}
+            )
             close(got, REGISTRY["resample"].ref(strided(base, layout).astype(np.float64), first, weight, size, taps, plan, back), D.float32)  # type: ignore[misc]
 
 

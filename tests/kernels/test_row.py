@@ -62,6 +62,8 @@ SIZES = [
     (7, 999),
     (5, 3000),
     (3, 4096),
+    (2, 5000),
+    (3, 8192),
     (2, 9001),
     (2, 66000),
 ]
@@ -276,6 +278,18 @@ def test_no_elements(family: str) -> None:
     total = Row(("input",), stages=(Stage("t", "sum", "{input}"),), per_row=("{t}",))
     (y,) = execute(family, call_of(total, {"input": Layout(D.float32, (5, 0))}, (1,)), [np.zeros(0)])
     assert np.array_equal(y, np.zeros(5))
+
+
+@pytest.mark.parametrize("n", [4096, 5000, 8192])
+def test_rows_of_one_input_are_held_by_512_invocations(n: int) -> None:
+    call = call_of(SOFTMAX, {"input": Layout(D.float32, (1000, n))}, (1,))
+    two = call_of(SOFTMAX_GRAD, {"grad": Layout(D.float32, (1000, n)), "result": Layout(D.float32, (1000, n))}, (1,))
+    forms = [
+        row.lower(c, profile("gpu", max_workgroup_size=most)).launches[0].kernel.key[1]
+        for c, most in ((call, 1024), (two, 1024), (call, 256))
+    ]
+    assert [x.team.width for x in forms] == [512, 256, 256]
+    assert forms[0].registers == (2 if n == 4096 else 4) and forms[0].exact == (n != 5000)
 
 
 def test_without_subgroups() -> None:
