@@ -1,4 +1,4 @@
-"""A transformer under compile: dispatches, bytes, planned memory, time to the first result and time a step.
+"""A transformer under compile: dispatches, bytes, planned memory, time to the first result and time a step. And a small MLP's step.
 
 Width 384, 6 heads, 256 positions, a batch of 1, float32, causal; training is forward, mean squared error, backward and AdamW
 in one compiled function. Run: python benchmarks/transformer.py [--layers N] [--backend dawn] [--json FILE]. Where there is
@@ -88,6 +88,22 @@ def case(layers: int, training: bool) -> tuple[Callable[..., Any], Any, Any]:
         return loss
 
     return (step if training else forward), x, x * 0.5
+
+
+def mlp_case() -> tuple[Callable[..., Any], Any, Any]:
+    """A training step of 784-128-10, batch 128, cross-entropy and SGD, and its arguments."""
+    mg.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    opt = optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x: mg.Tensor, y: mg.Tensor) -> mg.Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return step, mg.randn(128, 784), mg.randint(0, 10, (128,))
 
 
 # ---- the first result ----
@@ -187,36 +203,41 @@ def floor_ms(operations: int, graph: Any, dispatches: int, speed: dict[str, floa
 # ---- rows ----
 
 
-def measured(layers: int, training: bool, rewrite: str, speed: dict[str, float], backend: str | None, cold: bool) -> dict[str, Any]:
-    """Everything about one compiled function."""
-    fn, x, y = case(layers, training)
+def name_of(layers: int, training: bool) -> str:
+    return f"{'training' if training else 'forward'}, {layers} layers"
+
+
+def measured(name: str, made: tuple[Callable[..., Any], Any, Any], rewrite: str, speed: dict[str, float]) -> dict[str, Any]:
+    """Everything about one compiled function in this process."""
+    fn, x, y = made
     compiled = mg.compile(fn, rewrite=rewrite)
     operations = flops(mg.compile(fn, rewrite="off").graph(x, y))
     ms = bench.milliseconds(lambda: compiled(x, y), mg.synchronize)
     session = compiled.session(x, y)
     plan, dispatches = session.plan, len(session.frozen.steps)
     floor = floor_ms(operations, session.graph, dispatches, speed)
-    row: dict[str, Any] = {"case": f"{'training' if training else 'forward'}, {layers} layers, {rewrite}", "dispatches": dispatches}
+    row: dict[str, Any] = {"case": f"{name}, {rewrite}", "dispatches": dispatches}
     row["MB moved"] = sum(s["bytes"] for s in session.export()["steps"]) / 1e6
     row |= {"MB planned": plan.peak / 1e6, "MB without reuse": (plan.demanded + plan.outputs) / 1e6, "MB alive": plan.bound / 1e6}
-    row |= {"ms": ms, "floor ms": floor, "ms / floor": ms / floor}
-    if cold:
-        first, second, third = first_results(layers, training, rewrite, backend)
-        row |= {f"{name} s": second.get(name, 0.0) for name in ("trace", "rewrite", "plan", "pipelines")}
-        row |= {"cold pipelines s": first.get("pipelines", 0.0), "first result s": second["first result"]}
-        row["cold first result s"] = first["first result"]
-        row |= {f"{name} s, plan cached": third[name] for name in ("rewrite", "plan", "first result")}
-    return row
+    return row | {"ms": ms, "floor ms": floor, "ms / floor": ms / floor}
 
 
-def eager(layers: int, training: bool) -> dict[str, Any]:
+def cold(layers: int, training: bool, rewrite: str, backend: str | None) -> dict[str, float]:
+    """Seconds until the first result, and what they are made of."""
+    first, second, third = first_results(layers, training, rewrite, backend)
+    row = {f"{name} s": second.get(name, 0.0) for name in ("trace", "rewrite", "plan", "pipelines")}
+    row |= {"cold pipelines s": first.get("pipelines", 0.0), "first result s": second["first result"]}
+    row["cold first result s"] = first["first result"]
+    return row | {f"{name} s, plan cached": third[name] for name in ("rewrite", "plan", "first result")}
+
+
+def eager(name: str, made: tuple[Callable[..., Any], Any, Any]) -> dict[str, Any]:
     """Time of the same code without compile."""
-    fn, x, y = case(layers, training)
-    name = f"{'training' if training else 'forward'}, {layers} layers, eager"
+    fn, x, y = made
     before = mg.device().counters.dispatches
     fn(x, y)
     return {
-        "case": name,
+        "case": f"{name}, eager",
         "dispatches": mg.device().counters.dispatches - before,
         "ms": bench.milliseconds(lambda: fn(x, y), mg.synchronize),
     }
@@ -285,7 +306,7 @@ def torch_rows(torch: Any, layers: int, training: bool, compiler: bool) -> list[
     """PyTorch's milliseconds: eager, as a CUDA graph, and compiled."""
     kinds = {"torch": None, "torch in a CUDA graph": None}
     kinds |= {"torch.compile": "default", "torch.compile, reduce-overhead": "reduce-overhead"} if compiler else {}
-    name = f"{'training' if training else 'forward'}, {layers} layers"
+    name = name_of(layers, training)
     rows = []
     for kind, mode in kinds.items():
         call = torch_call(torch, layers, training, mode)
@@ -325,12 +346,16 @@ def main() -> None:
         for row in made:
             print(f"{row['case']}: {row.get('ms', float('nan')):.4g} ms", file=sys.stderr, flush=True)
 
+    if speed and not args.deep:
+        note(*(measured("MLP step", mlp_case(), mode, speed) for mode in ("greedy", "off")), eager("MLP step", mlp_case()))
     for layers in (args.layers,) if args.deep else dict.fromkeys((1, args.layers)):
         for training in (False, True):
+            name = name_of(layers, training)
             for mode in ("greedy", "off") if speed else ():
-                note(measured(layers, training, mode, speed, args.backend, mode == "greedy" and not args.warm))
+                extra = cold(layers, training, mode, args.backend) if mode == "greedy" and not args.warm else {}
+                note(measured(name, case(layers, training), mode, speed) | extra)
             if speed:
-                note(eager(layers, training))
+                note(eager(name, case(layers, training)))
             if torch:
                 note(*torch_rows(torch, layers, training, not args.warm))
     beside.finish(rows, args)

@@ -19,6 +19,7 @@ from .fuse_matmul import fuse_matmul
 from .fuse_rows import fuse_rows
 from .horizontal import fuse_horizontal
 from .ir import Cell, Graph, Node, traffic
+from .laid_out import store_copies
 from .options import EGGLOG, Options
 from .prune import make_anew, merge_equal, prune
 from .report import Report
@@ -61,6 +62,7 @@ GREEDY: tuple[tuple[str, Pass], ...] = (
     ("chains", _chains),
     ("matmul epilogues", fuse_matmul),
     ("rows", fuse_rows),
+    ("copies", store_copies),
 )
 
 

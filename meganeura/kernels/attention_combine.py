@@ -1,6 +1,7 @@
 """Results over parts of the keys, put together: each part has its own result and the log of its sum.
 
-In: temporaries [parts, rows, width] (f32, rows padded to vec4s) and [parts, rows]. Out: one launch.
+In: temporaries [parts, rows, width] (f32, rows padded to vec4s) and [parts, rows], a row for each batch entry, head and
+query. Out: one launch.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ class CombineForm:
 
     dtype: DType
     wide: bool
+    blank: str  # what a row without keys is multiplied by
 
 
-def combine(values: int, sums: int, parts: int, out: Source, lse: Source) -> Launch:
-    """out [B, H, L, D] and lse [B, H, L], both contiguous, from temporaries `values` and `sums`."""
-    rows, width = lse.layout.numel, out.layout.shape[3]
-    form = CombineForm(out.layout.dtype, width % 4 == 0 and out.layout.offset % 4 == 0)
+def combine(values: int, sums: int, parts: int, out: Source, lse: Source, blank: str) -> Launch:
+    """out [B, H, L, D] and lse [B, H, L], which is contiguous, from temporaries `values` and `sums`."""
+    rows, (_, heads, length, width) = lse.layout.numel, out.layout.shape
+    form = CombineForm(out.layout.dtype, out.wide(), blank)
     quads = -(-width // 4)
-    words = [rows, width, quads, parts, out.layout.offset // 4 if form.wide else out.layout.offset, lse.layout.offset]
+    words = [rows, heads, length, width, quads, parts, *out.words(form.wide)[:4], lse.layout.offset]
     access = ("read", "read", "read_write", "read_write")
     kernel = Kernel(("attention combine", form), partial(_source, form), access, "<attention combine>", trusted=True)
     return Launch(kernel, (values, sums, out.number, lse.number), T.grid(-(-rows * quads // 64)), T.pack(words))
@@ -42,8 +44,9 @@ def _source(form: CombineForm, profile: Profile) -> str:
     code += "  for (var i = 0u; i < p.parts; i += 1u) { top = max(top, sums[i * p.rows + row]); }\n"
     code += "  var sum = 0.0; var x = vec4<f32>();\n  for (var i = 0u; i < p.parts; i += 1u) {\n"
     code += "    let w = exp(sums[i * p.rows + row] - top); sum += w; x += w * values[(i * p.rows + row) * p.quads + c];\n  }\n"
-    code += "  o_put(p.o_at + row * " + ("p.quads" if form.wide else "p.width") + ", c, x * select(1.0 / sum, 0.0, sum == 0.0));\n"
+    code += "  let at = p.o_at + row / (p.heads * p.length) * p.o_b + row / p.length % p.heads * p.o_h + row % p.length * p.o_r;\n"
+    code += f"  o_put(at, c, x * select(1.0 / sum, {form.blank}, sum == 0.0));\n"
     code += "  if (c == 0u) { lse[p.lse_at + row] = select(top + log(sum), -inf(), sum == 0.0); }\n}\n"
-    fields = ["rows", "width", "quads", "parts", "o_at", "lse_at"]
+    fields = ["rows", "heads", "length", "width", "quads", "parts", *A.steps("o")[:4], "lse_at"]
     text = A.arrays([*declared, ("lse", "f32", "read_write")])
     return A.module(profile, code, text, fields, 4, (form.dtype, float32), T.lanes(profile) > 0, scalars=False)

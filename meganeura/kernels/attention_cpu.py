@@ -79,7 +79,7 @@ def lower(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lower
     kernel = Kernel(("attention cpu", form), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
     launches = [Launch(kernel, numbers, (heads, tiles * parts, p.batch), T.pack(words), p.scalars())]
     if parts > 1:
-        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse))
+        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse, p.rules.blank))
     return Lowered(tuple(launches), tuple(temps))
 
 
@@ -245,11 +245,11 @@ def _values(f: Form) -> list[str]:
 
 def _results(f: Form) -> list[str]:
     lines = []
-    part = "p.all_rows * part + " if f.part else ""
+    part, blank = ("p.all_rows * part + ", "0.0") if f.part else ("", f.rules.blank)
     for n in _eights(f):
         inside = f"row0 + lane + {n * LANES}u < p.tile_rows" + (f" && lane < {f.tile}u" if f.tile < LANES else "")
         lines += [
-            f"let over{n} = select(1.0 / l{n}, 0.0, l{n} == 0.0);",
+            f"let over{n} = select(1.0 / l{n}, {blank}, l{n} == 0.0);",
             f"if ({inside}) {{ lse[p.lse_at + {part}(b * p.heads + hq{n}) * p.rows + iq{n}] = "
             f"select((m{n} + log2(l{n})) * {A.LN2}, -inf(), l{n} == 0.0); }}",
         ]

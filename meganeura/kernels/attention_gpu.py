@@ -120,7 +120,7 @@ def _lowered(p: Problem, form: Form, rows: int, heads: int, out: Source, lse: So
     kernel = Kernel(("attention gpu", form), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
     launches = [Launch(kernel, numbers, (heads, tiles * parts, p.batch), T.pack(words), p.scalars())]
     if parts > 1:
-        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse))
+        launches.append(combine(TEMP(0), TEMP(1), parts, out, lse, p.rules.blank))
     return Lowered(tuple(launches), tuple(temps))
 
 
@@ -280,9 +280,9 @@ def _results(f: Form, v: Staged) -> list[str]:
     rows = range(t.tr)
     lines = [] if f.shuffle else ["workgroupBarrier();"]
     lines += reduced(f, "l", "{} + {}")
-    part = "part * p.all_rows + " if f.part else ""
+    part, blank = ("part * p.all_rows + ", "0.0") if f.part else ("", f.rules.blank)
     lse = "lse_all.d" if f.wrap else "lse"
-    lines += [f"let d{i} = select(1.0 / l{i}, 0.0, l{i} == 0.0);" for i in rows]
+    lines += [f"let d{i} = select(1.0 / l{i}, {blank}, l{i} == 0.0);" for i in rows]
     lines.append("if (tk == 0u) {")
     for i in rows:
         lines.append(

@@ -204,7 +204,7 @@ def _added(x: Source, out: Source, group: int) -> Launch:
     """out [B, kv, S, n] = sum over `group` neighbouring heads of x [B, kv * group, S, n padded to vec4s]."""
     (batch, kv, keys, n), quads = out.layout.shape, x.layout.shape[3] // 4
     wide = out.wide()
-    words = [batch * kv * keys * quads, keys * quads, quads, group, n, out.layout.offset // (4 if wide else 1)]
+    words = [batch * kv * keys * quads, keys * quads, quads, group, kv, n, *out.words(wide)[:4]]
     form = (out.layout.dtype, wide)
     kernel = Kernel(("attention added", form), partial(_added_source, form), ("read", "read_write"), "<attention heads>", trusted=True)
     return Launch(kernel, (x.number, out.number), T.grid(-(-words[0] // 128)), T.pack(words))
@@ -217,9 +217,9 @@ def _added_source(form: tuple[DType, bool], profile: Profile) -> str:
     code += "  let id = group * 128u + local;\n  if (id >= p.total) { return; }\n"
     code += "  let head = id / p.matrix; let i = id % p.matrix; var sum = vec4<f32>();\n"
     code += "  for (var g = 0u; g < p.group; g += 1u) { sum += x[(head * p.group + g) * p.matrix + i]; }\n"
-    at = "p.o_at + id" if wide else "p.o_at + id / p.quads * p.width"
-    code += f"  o_put({at}, {'0u' if wide else 'id % p.quads'}, sum);\n}}\n"
-    fields = ["total", "matrix", "quads", "group", "width", "o_at"]
+    code += "  let at = p.o_at + head / p.kv * p.o_b + head % p.kv * p.o_h + i / p.quads * p.o_r;\n"
+    code += "  o_put(at, i % p.quads, sum);\n}\n"
+    fields = ["total", "matrix", "quads", "group", "kv", "width", *A.steps("o")[:4]]
     return A.module(profile, code, A.arrays(declared), fields, 2, (dtype,), T.lanes(profile) > 0, scalars=False)
 
 

@@ -54,6 +54,17 @@ class _Work:
         self.temps.append(-(-nbytes // 16) * 16)
         return TEMP(len(self.temps) - 1)
 
+    def dense(self, out: Source) -> Source:
+        """What products write for a result: itself, or a temporary that `lay_out` copies to it."""
+        if out.layout.contiguous:
+            return out
+        plain = Layout(out.layout.dtype, out.layout.shape)
+        return Source(self.temp(plain.numel * plain.dtype.itemsize), plain)
+
+    def lay_out(self, made: Source, out: Source) -> None:
+        if made is not out:
+            self.launches += copies(made.layout, out.layout, (made.number, out.number), self.profile)
+
     def product(self, a: Source, b: Source, out: Source) -> None:
         """out = a @ b."""
         call = Call(_PRODUCT, ("a", "b"), (a.layout, b.layout), (out.layout,), (float32, float32))
@@ -114,7 +125,8 @@ def _scores(p: Problem, b: slice, h: slice, number: int) -> Source:
 def forward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lowered:
     """Launches for attention: scores, weights in their place, values."""
     w = _Work(profile)
-    q, out = w.merged(p.q, p.kv), w.merged(operands["out.0"], p.kv)
+    result = w.dense(operands["out.0"])
+    q, out = w.merged(p.q, p.kv), w.merged(result, p.kv)
     parts = list(_parts(p, profile.max_binding))
     memory = w.temp(_bytes(p, *parts[0]))
     values = _written(p, w) if p.rules.position and (p.rules.causal or p.rules.window) else p.v
@@ -123,6 +135,7 @@ def forward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Low
         w.product(_part(q, b, h), _turned(_part(p.k, b, h)), s)
         w.launches.append(_rows(p, "weights", b, h, [s, operands["out.1"]], profile))
         w.product(s, _part(values, b, h), _part(out, b, h))
+    w.lay_out(result, operands["out.0"])
     return Lowered(tuple(w.launches), tuple(w.temps))
 
 
@@ -134,8 +147,9 @@ def backward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lo
     """Launches for the gradient: weights again, their gradient, and products with both."""
     w = _Work(profile)
     grad, q, out = (w.merged(x, p.kv) for x in (operands["grad"], p.q, operands["out"]))
-    dq = w.merged(operands["out.0"], p.kv)
-    dk, dv = operands["out.1"], operands["out.2"]
+    results = [operands[f"out.{i}"] for i in range(3)]
+    made = [w.dense(x) for x in results]
+    dq, dk, dv = w.merged(made[0], p.kv), made[1], made[2]
     lse = operands["lse"]
     if not lse.layout.contiguous or lse.layout.dtype is not float32:
         plain = Layout(float32, lse.layout.shape)
@@ -159,6 +173,8 @@ def backward(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lo
         w.product(_turned(s), _part(grad, b, h), _part(dv, b, h))
         w.product(d, _part(p.k, b, h), _part(dq, b, h))
         w.product(_turned(d), _part(q, b, h), _part(dk, b, h))
+    for x, out_ in zip(made, results, strict=True):
+        w.lay_out(x, out_)
     return Lowered(tuple(w.launches), tuple(w.temps))
 
 
@@ -259,7 +275,7 @@ def _rows_source(form: RowsForm, profile: Profile) -> str:
         body += "    top = merge_max_f32(top, merge_max_f32(merge_max_f32(x.x, x.y), merge_max_f32(x.z, x.w)));\n  }\n"
         body += f"  top = {team.bring(highest, 0, 'top')};\n  var sum = 0.0;\n  {walk} {{\n"
         body += f"    let w = exp2({value} - top);\n    scores[row + c] = w;\n    sum += (w.x + w.y) + (w.z + w.w);\n  }}\n"
-        body += f"  sum = {team.bring(sums, 1, 'sum')};\n  let over = select(1.0 / sum, 0.0, sum == 0.0);\n"
+        body += f"  sum = {team.bring(sums, 1, 'sum')};\n  let over = select(1.0 / sum, {rules.blank}, sum == 0.0);\n"
         body += f"  {walk} {{ scores[row + c] = scores[row + c] * over; }}\n"
         body += f"  if (from_ == 0u) {{ lse[at] = select((top + log2(sum)) * {A.LN2}, -inf(), sum == 0.0); }}\n"
     else:

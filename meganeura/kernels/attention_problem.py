@@ -42,13 +42,19 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Which keys a query sees, as far as it changes the text. mask: its dtype, and whether it is 'row' (the same for all
-    queries), 'quad' (four neighbours are one vec4) or 'each'."""
+    queries), 'quad' (four neighbours are one vec4) or 'each'. undefined: a row without keys is NaN, not 0."""
 
     mask: DType | None
     form: str
     position: bool
     causal: bool
     window: bool
+    undefined: bool = False
+
+    @property
+    def blank(self) -> str:
+        """What a row without keys is multiplied by."""
+        return "nan()" if self.undefined else "0.0"
 
     def free(self) -> bool:
         """Whether every query sees every key."""
@@ -82,7 +88,8 @@ class Problem:
     def rules(self) -> Rules:
         attrs = self.call.attrs
         dtype = None if self.mask is None else self.mask.layout.dtype
-        return Rules(dtype, self._mask_form(), self.position is not None, attrs["causal"], attrs["window"] > 0)
+        undefined = attrs.get("undefined", False)
+        return Rules(dtype, self._mask_form(), self.position is not None, attrs["causal"], attrs["window"] > 0, undefined)
 
     def _mask_form(self) -> str:
         if self.mask is None:

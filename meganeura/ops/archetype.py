@@ -194,10 +194,12 @@ class Conv(Archetype):
 
 @dataclass(frozen=True)
 class Kernel(Archetype):
-    """A kernel of its own, found by name in kernels/. `options` is read by that kernel only."""
+    """A kernel of its own, found by name in kernels/. `options` is read by that kernel only. `anywhere`: outputs that it stores
+    whatever the order of their dimensions in memory, the last one being dense; operands it reads so too."""
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
+    anywhere: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 def _rule(
-    qkv: Sequence[Layout], mask: Layout | None, position: Layout | None, scale: Any, causal: bool, window: int, offset: int
-) -> Inferred:
+    qkv: Sequence[Layout], mask: Layout | None, position: Layout | None, scale: Any, causal: bool, window: int, offset: int,
+    undefined: bool = False,
+) -> Inferred:  # fmt: skip
     q, k, v = qkv
     _check_operands(q, k, v)
     batch, heads, rows, _ = q.shape
@@ -50,7 +51,8 @@ def _rule(
         raise ShapeError(f"window must be positive, or 0 for none, got {window}")
     outs = (Spec(q.dtype, (batch, heads, rows, v.shape[3])), Spec(float32, (batch, heads, rows)))
     present = [x.dtype for x in (*qkv, mask, position) if x is not None]
-    return Inferred(outs, tuple(present), {"causal": bool(causal), "window": int(window), "offset": int(offset)})
+    attrs = {"causal": bool(causal), "window": int(window), "offset": int(offset), "undefined": bool(undefined)}
+    return Inferred(outs, tuple(present), attrs)
 
 
 def _check_operands(q: Layout, k: Layout, v: Layout) -> None:
@@ -83,7 +85,7 @@ def _scores_ref(q: Any, k: Any, mask: Any, position: Any, scale: float, causal: 
     return s
 
 
-def _ref(qkv: Any, mask: Any, position: Any, scale: float, causal: bool, window: int, offset: int) -> Any:
+def _ref(qkv: Any, mask: Any, position: Any, scale: float, causal: bool, window: int, offset: int, undefined: bool = False) -> Any:
     q, k, v = qkv
     s = _scores_ref(q, k, mask, position, scale, causal, window, offset)
     top = np.max(s, -1, keepdims=True, initial=-np.inf)
@@ -92,7 +94,8 @@ def _ref(qkv: Any, mask: Any, position: Any, scale: float, causal: bool, window:
     alive = total != 0
     total = np.where(alive, total, 1)
     lse = np.where(alive, np.log(total) + top, -np.inf)[..., 0]
-    return np.matmul(e / total, np.repeat(v, q.shape[1] // v.shape[1], 1)), lse
+    out = np.matmul(e / total, np.repeat(v, q.shape[1] // v.shape[1], 1))
+    return np.where(alive | (not undefined), out, np.nan), lse
 
 
 def _grad_ref(
@@ -194,6 +197,7 @@ def _samples() -> list[Sample]:
         Sample.of(_qkv(1, 1, 1, 3, 4, 2, 2), None, None, 0.7, False, 0, 0),
         Sample.of(_qkv(1, 2, 1, 3, 3, 2, 3), None, None, 0.5, True, 0, 0),
         Sample.of(_qkv(2, 2, 2, 3, 5, 2, 1), some, None, 0.5, False, 0, 0),
+        Sample.of(_qkv(2, 2, 2, 3, 5, 2, 1), _draw(6, 3, 5), None, 0.5, False, 0, 0, True),
         Sample.of(_qkv(1, 2, 1, 4, 4, 2, 2), _draw(6, 4, 4), None, 0.5, True, 2, 0),
         Sample.of(_qkv(2, 4, 2, 9, 17, 8, 12), None, np.array([3, 8]), 0.3, True, 0, 0),
         Sample.of(_qkv(1, 3, 3, 33, 40, 32, 16), _draw(6, 1, 3, 33, 40), None, 0.2, False, 7, 7),
@@ -202,7 +206,7 @@ def _samples() -> list[Sample]:
 
 
 @op(
-    Kernel("attention"),
+    Kernel("attention", anywhere=(0,)),
     rule=_rule,
     ref=_ref,
     grad={"qkv": _backward},
@@ -220,8 +224,11 @@ def attention_row(
     causal: bool = False,
     window: int = 0,
     offset: int = 0,
+    undefined: bool = False,
 ) -> Tensor:
     """softmax(query @ key.T * scale + mask) @ value without its weights in memory, and log(sum(exp(scores))) a row, float32.
+
+    A row that sees no key is 0 or, where `undefined`, NaN as the softmax of nothing is.
 
     qkv: [B, H, L, E], [B, Hk, S, E], [B, Hk, S, D]; mask bool (True: seen) or added, broadcast to [B, H, L, S];
     position [] or [B] whole numbers on the device -> [B, H, L, D], [B, H, L]. Source: arXiv:2205.14135, arXiv:2307.08691.
@@ -246,7 +253,15 @@ def _grad_samples() -> list[Sample]:
     return out
 
 
-@op(Kernel("attention_grad"), rule=_grad_rule, ref=_grad_ref, samples=_grad_samples, public=False, torch=None, shown="attention")
+@op(
+    Kernel("attention_grad", anywhere=(0, 1, 2)),
+    rule=_grad_rule,
+    ref=_grad_ref,
+    samples=_grad_samples,
+    public=False,
+    torch=None,
+    shown="attention",
+)
 def attention_grad_row(
     grad: Tensor,
     qkv: Sequence[Tensor],

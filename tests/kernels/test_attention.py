@@ -33,7 +33,7 @@ class Case:
         self.values = [RNG.standard_normal(s).astype(STORED[dtype.storage]) for s in (q, k, (*k[:3], width))]
         self.layouts: list[Layout] = [Layout(dtype, x.shape) for x in self.values]
         self.dtype, self.mask, self.position = dtype, mask, position
-        self.attrs = {"causal": False, "window": 0, "offset": 0, **attrs}
+        self.attrs = {"causal": False, "window": 0, "offset": 0, "undefined": False, **attrs}
         self.scale = 0.3
 
     def extra(self) -> tuple[dict[str, Any], list[Any]]:
@@ -86,7 +86,7 @@ def execute(case: Case, lower: Any) -> None:
     call = case.call(BACKWARD, **layouts)
     outs = outputs(call)
     run(lower(call), [upload(grad, case.dtype), *inputs, upload(kept[0], case.dtype), upload(kept[1], F), *more, *outs], (case.scale,))
-    args = (case.mask, case.position, case.scale, *case.attrs.values())
+    args = (case.mask, case.position, case.scale, *(case.attrs[n] for n in ("causal", "window", "offset")))
     wanted = _grad_ref(grad.astype(np.float64), [x.astype(np.float64) for x in case.values], want[0], want[1], *args)
     for o, layout, w, what in zip(outs, call.outputs, wanted, "qkv", strict=True):
         close(download(o, layout.dtype, layout.numel).reshape(layout.shape), w, half, f"gradient of {what}")
@@ -131,6 +131,22 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str, how: str) -> None:
     execute(CASES[name](), LOWERINGS[how])
+
+
+@pytest.mark.parametrize("how", LOWERINGS)
+@pytest.mark.parametrize("keys", [20, 2100])
+def test_rows_without_keys(how: str, keys: int) -> None:
+    """0, or NaN where they are undefined; the others are as they were."""
+    seen = mask(2, 1, 3, keys)
+    for undefined in (False, True):
+        case = Case((2, 2, 3, 16), (2, 2, keys, 16), 16, mask=seen, undefined=undefined)
+        call = case.call(FORWARD)
+        outs = outputs(call)
+        run(LOWERINGS[how](call), [*(upload(x, F) for x in case.values), *case.extra()[1], *outs], (case.scale,))
+        got, want = download(outs[0], F, call.outputs[0].numel).reshape(2, 2, 3, 16), case.expected()[0]
+        assert np.isnan(want[:, :, 0]).all() == undefined
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("how", ["cpu", "gpu", "parts"])

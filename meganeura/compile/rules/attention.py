@@ -1,7 +1,7 @@
 """Attention that code spelled out: softmax(q @ k.T * scale + mask) @ v, with the scale and the mask in the usual places.
 
 Fires where nobody else reads the weights, so a training step, whose backward pass does, keeps its products. Where a mask hides
-all keys of a query, the row gives 0 and the spelling NaN: NaN is put back.
+all keys of a query, the spelling gives NaN, and so does the row then.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def _row(q: Any, kt: Any, v: Any, mask: Any, scale: Any) -> Any:
     q, k, v = ((x if x.ndim == 4 else x.unsqueeze(0)) for x in (q, kt.transpose(-2, -1), v))
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    out, lse = attention_row([q, k, v], mask, None, scale, False, 0, 0)
-    return out if mask is None else where(lse.unsqueeze(-1) == -math.inf, math.nan, out)
+    return attention_row([q, k, v], mask, None, scale, False, 0, 0, mask is not None)[0]
 
 
 def _matrices(q: Any, kt: Any, v: Any, **_: Any) -> bool:
