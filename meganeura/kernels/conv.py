@@ -74,7 +74,7 @@ def _plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
         return conv_window.gather(p, temps)
     if profile.family == "gpu" and isinstance(p, Weigh) and g.m * g.c < FEW and conv_window_weight.suits(p):
         return conv_window_weight.weigh(p, temps)
-    if profile.family == "cpu" or g.m * g.c < FEW or not conv_tiled.possible(profile):
+    if profile.family == "cpu" or g.m * g.c < FEW or g.groups > profile.max_groups or not conv_tiled.possible(profile):
         return conv_direct.weigh(p) if isinstance(p, Weigh) else conv_direct.gather(p, temps)
     how = conv_winograd_gpu.way(p, profile)
     if isinstance(p, Weigh):

@@ -14,8 +14,7 @@ from ..storage import Layout
 from . import template as T
 from .conv_problem import Field, Gather, problem, ranges
 from .kernel import Call, Kernel, Launch, Profile
-from .matmul import fusion_of
-from .matmul_fusion import Epilogue, Fusion
+from .matmul_fusion import Epilogue, Fusion, fusion_of
 
 MOST = 4  # buffers that a kernel which applies an epilogue reads besides: products, image, weight, bias
 

@@ -204,9 +204,7 @@ class GatherKernel(Tiled):
             yield f"let wk = ca * p.w_c{self._tap_place('a')}; let there = k_at + kk < p.depth * p.taps;"
         else:
             yield f"{{ let there = {'true' if f.even else 'c0 + kk < p.depth'};"
-            yield f"let wk = {'c0 + kk' if f.even else 'min(c0 + kk, p.depth - 1u)'} * p.w_c{self._tap_place()};".replace(
-                "c0 + kk *", "(c0 + kk) *"
-            )
+            yield f"let wk = {'(c0 + kk)' if f.even else 'min(c0 + kk, p.depth - 1u)'} * p.w_c{self._tap_place()};"
         guard = "" if f.even and not f.flat else "there"
         for e in range(self.a_count):
             yield f"va{e} = {load(f'wt{self.dot}[ap{e} + wk]', f.left, 'f32', guard=guard)};"
@@ -326,6 +324,8 @@ def gather(p: Gather, profile: Profile, temps: list[int]) -> list[Launch]:
         temps.append(slice_elements(shape) * 4)
         sums = gather(p.into(partial(p.channels, p.size, temp, 0, 0)), profile, temps)
         return [*sums, add_slices(p.target, p.bias, shape, temp, 1, p.fusion)]
+    if not parts:
+        return fill(p)
     pixels = max(g.n * numel(x.of("size")) for x in parts)
     flat = p.depth < 12 and p.depth * g.taps < T.MAX_RECIPROCAL  # chunks of channels would be mostly empty
     tile, split, pack = choose_gather(
@@ -360,15 +360,18 @@ def tiled_gather(p: Gather, parts: list[Phase], tile: Tile, split: int, pack: bo
     turns = [_turns(p, x, tile, flat) for x in parts]
     per = -(-max(turns) // max(1, min(split, 65535 // g.groups)))
     slices = -(-max(turns) // per)
-    shape, temp = (g.n, p.channels, p.size), TEMP(len(temps))
+    shape, temp, target = (g.n, p.channels, p.size), TEMP(len(temps)), p.target
     q = replace(p, weight=weight, group=group)
     if slices > 1:
-        temps.append(slice_elements(shape) * 4 * slices)
-        q = q.into(partial(p.channels, p.size, temp, 0, temps[-1] if p.target.part else 0))
         assert len(parts) == 1, "phases are not cut"
+        if len(phases(p)) > 1 and blocks(p) is None:  # other elements have no sums to add up
+            target, parts = parts[0].part(target), [parts[0].alone()]
+            shape = (g.n, p.channels, parts[0].of("size"))
+        temps.append(slice_elements(shape) * 4 * slices)
+        q = q.into(partial(p.channels, shape[2], temp, 0, temps[-1] if p.target.part else 0))
     for phase, n in zip(parts, turns, strict=True):
         launches.append(_gather(q, phase, tile, pack, flat, n, per, slices, shape))
-    return [*launches, add_slices(p.target, p.bias, shape, temp, slices, p.fusion)] if slices > 1 else launches
+    return [*launches, add_slices(target, p.bias, shape, temp, slices, p.fusion)] if slices > 1 else launches
 
 
 def _turns(p: Gather, phase: Phase, tile: Tile, flat: bool) -> int:

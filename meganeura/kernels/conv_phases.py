@@ -43,6 +43,17 @@ class Phase:
         z, y, x = (a.every * s for a, s in zip(self.axes, target.spatial, strict=True))
         return replace(target, offset=target.offset + start, spatial=(z, y, x))
 
+    def alone(self) -> Phase:
+        """The phase of a target that holds only its elements."""
+        z, y, x = (replace(a, start=0, every=1) for a in self.axes)
+        return Phase((z, y, x))
+
+    def kernel(self, weight: Field) -> tuple[int, Triple]:
+        """Where the first tap of a weight's kernels lies after their beginning, and by how much each axis goes on to the next."""
+        first = sum(a.first * s for a, s in zip(self.axes, weight.spatial, strict=True))
+        z, y, x = (a.step * s for a, s in zip(self.axes, weight.spatial, strict=True))
+        return first, (z, y, x)
+
     @property
     def taps(self) -> Taps:
         return Taps(self.of("first"), self.of("step"), self.of("count"))

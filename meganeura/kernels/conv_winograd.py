@@ -1,8 +1,8 @@
 """3x3 convolutions of stride 1 by Winograd's F(4x4, 3x3), for software Vulkan: 36 products where 144 would be needed.
 
 Every 4x4 tile of the result comes from a 6x6 patch of the source: patches and kernels are transformed, their 36 values multiplied
-as matrices over channels, and the products transformed back (`conv_winograd_wgsl.py`). Sums that are not finite are made anew, tap by
-tap: a transform would spread NaN and infinities over whole patches. Source: arXiv:1509.09308.
+as matrices over channels, and the products transformed back (`conv_winograd_wgsl.py`). Sums that are NaN or vast are made anew, tap by
+tap: a transform would spread them, or their rounding errors, over whole patches. Source: arXiv:1509.09308.
 """
 
 from __future__ import annotations
@@ -100,10 +100,8 @@ def _patches(what: str, x: Image, tiles: Tiles, groups: int, target: int, step: 
 
 def _taps(p: Gather, phase: Phase) -> list[int]:
     """Where the first tap of a kernel lies, and its steps: w_off, w_m, w_k, w_y, w_x."""
-    w = p.weight
-    first = sum(a * b for a, b in zip(phase.of("first"), w.spatial, strict=True))
-    steps = [a * b for a, b in zip(phase.of("step"), w.spatial, strict=True)]
-    return [w.offset + first, w.n, w.c, steps[1], steps[2]]
+    first, steps = phase.kernel(p.weight)
+    return [p.weight.offset + first, p.weight.n, p.weight.c, *steps[1:]]
 
 
 def _weights(p: Gather, phase: Phase, target: int, step: int) -> tuple[str, Launch]:

@@ -4,7 +4,7 @@ A result and an input gradient go by F(4x4, 3x3): every 4x4 tile comes from a 6x
 transformed, their 36 values multiplied as matrices over channels, the products transformed back. A weight gradient goes by
 F(3x3, 4x4): 4x4 tiles of the output's gradient are the kernels that meet the same patches, and K runs over tiles.
 K may be cut into slices that the last transform adds up, in their order. A batch whose temporaries would be too large is done
-some images at a time. Results that are not finite are made anew, tap by tap: a transform would spread NaN and infinities.
+some images at a time. Results that are NaN or vast are made anew, tap by tap: a transform would spread them, or their rounding errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .kernel import TEMP, Kernel, Launch, Profile
 from .matmul_fusion import Epilogue
 from .matmul_problem import Problem, Result, Side
 from .matmul_wgsl import Form
-from .winograd_transforms import Matrix, apply, both_axes, transforms
+from .winograd_transforms import LIMIT, Matrix, apply, both_axes, transforms
 
 TILE = 4  # results of a tile along an axis
 PATCH = 6
@@ -106,16 +106,17 @@ def forced(p: Gather | Weigh, profile: Profile) -> Way | None:
     wide, narrow = (max(p.rows, p.depth), p.size) if isinstance(p, Gather) else (max(g.m, g.c), g.output)
     image = VALUES * 4 * g.groups * wide * Tiles.of(1, narrow, 4).wide
     kernels = VALUES * 4 * g.groups * g.m * g.c if isinstance(p, Weigh) else VALUES * 4 * g.groups * _padded(p)
-    if kernels > profile.max_binding or image > most:
+    each = profile.max_groups // (VALUES * g.groups)  # slices of K that a grid has room for
+    if kernels > profile.max_binding or image > most or not each:
         return None
     parts = -(-g.n // (most // image))
     images = -(-g.n // parts)
     splits: tuple[int, ...] = ()
     if isinstance(p, Gather):
-        splits = tuple(s for s in (1, 2, 4) if p.depth % (16 * s) == 0 and s * images * image <= most) or (1,)
+        splits = tuple(s for s in (1, 2, 4) if p.depth % (16 * s) == 0 and s * images * image <= most and s <= each) or (1,)
     elif parts * kernels > profile.max_binding:
         return None
-    slices = max(1, min(SLICES, most // (parts * kernels)))
+    slices = max(1, min(SLICES, most // (parts * kernels), each))
     problem = _products(p, images, 1, (0, 0, 0), 0)[0]
     form = Form.of(problem, problem.a.form(problem.k), problem.b.form(problem.k), problem.stores())
     found = choose(_sizes(p, images), splits, slices, lambda tile: matmul_gpu.usable(tile, form, problem, profile))
@@ -296,14 +297,13 @@ KERNELS = ["count", "inner", "outer", "inner_real", "w_off", "w_g", "w_inner", "
 def _kernels(p: Gather, phase: Phase, target: int) -> Launch:
     """[36, groups, rows, depth] or [36, groups, depth, rows filled up]: G k G^T of every 3x3 kernel k."""
     w, g = p.weight, p.geometry
-    first = sum(a * b for a, b in zip(phase.of("first"), w.spatial, strict=True))
-    steps = [a * b for a, b in zip(phase.of("step"), w.spatial, strict=True)]
+    first, steps = phase.kernel(w)
     if _along_k(p):
         inner, outer, real, strides = p.depth, p.rows, p.depth, (w.c, w.n)
     else:
         inner, outer, real, strides = -(-p.rows // 4) * 4, p.depth, p.rows, (w.n, w.c)
     count = g.groups * inner * outer
-    words = [count, inner, outer, real, w.offset + first, p.group, *strides, steps[1], steps[2]]
+    words = [count, inner, outer, real, w.offset + first, p.group, *strides, *steps[1:]]
     return _launch(
         "kernels", w.dtype, lambda profile: _kernels_source(w.dtype, profile), (w.binding, target), [w, VALUES * count * 4], count, words
     )
@@ -327,7 +327,7 @@ def _kernels_source(dtype: DType, profile: Profile) -> str:
 
 # --- results ------------------------------------------------------------------------------------------------------------------
 
-ENDLESS = "fn endless(v: f32) -> bool { return (bitcast<u32>(v) & 0x7f800000u) == 0x7f800000u; }\n"
+VAST = f"fn vast(v: f32) -> bool {{ return (bitcast<u32>(v) & 0x7f800000u) >= {LIMIT}; }}\n"
 
 
 def _sums(at: str, split: bool) -> list[str]:
@@ -358,9 +358,9 @@ def _transposed_back(matrix: Matrix) -> tuple[list[str], list[list[str]]]:
     return lines, [[f"y{r}_{c}" for c in range(high)] for r in range(high)]
 
 
-def _any_endless(names: list[list[str]]) -> str:
-    """Whether any of the values is not finite: |v| <= largest fails for NaN and infinities, by bits."""
-    return " || ".join(f"endless({v})" for row in names for v in row)
+def _any_vast(names: list[list[str]]) -> str:
+    """Whether any of the values is NaN or as large as LIMIT."""
+    return " || ".join(f"vast({v})" for row in names for v in row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +394,8 @@ def _results(p: Gather, phase: Phase, tiles: Tiles, rows: int, split: int, produ
     words += [*(v // unit for v in (o.offset, o.n, o.c, o.spatial[1])), o.spatial[2]]
     words += [p.bias.offset, p.bias.c] if p.bias else [0, 0]
     words += [x.offset, x.n, x.c, x.spatial[1], x.spatial[2], p.reach[1], p.reach[2], phase.axes[1].front, phase.axes[2].front]
-    first = sum(a * b for a, b in zip(phase.of("first"), w.spatial, strict=True))
-    words += [w.offset + first, p.group, w.n, w.c, *(a * b for a, b in zip(phase.of("step")[1:], w.spatial[1:], strict=True))]
+    first, taps = phase.kernel(w)
+    words += [w.offset + first, p.group, w.n, w.c, *taps[1:]]
     narrow = any(v is not None and v.part for v in (x, w, p.bias, o))
     sums = Field(products, D.float32, 0, 0, 0, (0, 0, 0), (0, split * VALUES * count * 4) if narrow else None)
     inputs, grid = [sums, x, w, *([p.bias] if p.bias else [])], T.grid(-(-count // SIZE))
@@ -414,13 +414,13 @@ def _results_source(f: ResultForm, profile: Profile) -> str:
     lines += [f"let y = ty * {TILE}u; let x0 = tx * {TILE}u; let to = p.o_off + n * p.o_n + to_ch * p.o_c + y * p.o_y;"]
     made, names = _transposed_back(GATHER.results)
     lines += made
-    lines += [f"if ({_any_endless(names)}) {{", *_again(f, shift), "return; }"]
+    lines += [f"if ({_any_vast(names)}) {{", *_again(f, shift), "return; }"]
     for r, row in enumerate(names):
         values = [f"{v} + {shift}" if f.bias else v for v in row]
         lines.append(f"if (y + {r}u < p.size_y) {{ {_store_row(f, f'{r}u', values)} }}")
     arrays = [("t", D.float32), ("x", f.source), ("weight", f.weight), *([("b", f.bias)] if f.bias else [])]
     out = T.header(profile, [*(d for _, d in arrays), *dtypes(f.target, f.epilogue)], T.lanes(profile) > 0)
-    out += "".join(T.storage(i, name, T.element(dtype), "read") for i, (name, dtype) in enumerate(arrays)) + ENDLESS
+    out += "".join(T.storage(i, name, T.element(dtype), "read") for i, (name, dtype) in enumerate(arrays)) + VAST
     text = "\n".join([*lines, "}"]) + "\n"
     return out + closing(f.target, f.epilogue, len(arrays), 4 if f.quads else 1, RESULTS, text)
 
@@ -492,7 +492,7 @@ def _weights_source(f: WeightForm, profile: Profile) -> str:
     lines += ["let line = i / p.c; let c = i - line * p.c; let grp = line / p.m; let row = line - grp * p.m;", *_sums("i", f.split)]
     made, names = _transposed_back(WEIGH.results)
     lines += [*made, *(f"var {v}_ = {v};" for row in names for v in row)]
-    lines += [f"if ({_any_endless(names)}) {{", *_weigh_again(f, names), "}"]
+    lines += [f"if ({_any_vast(names)}) {{", *_weigh_again(f, names), "}"]
     flat = [f"{v}_" for row in names for v in row]
     if f.plain:
         lines += [f"made[local * 9u + {k}u] = {v};" for k, v in enumerate(flat)]
@@ -505,7 +505,7 @@ def _weights_source(f: WeightForm, profile: Profile) -> str:
         lines += ["}"]
     arrays = [("t", D.float32, 1), ("x", f.input, 1), ("g", f.grad, 1), ("o", f.target, 1)]
     shared = f"var<workgroup> made: array<f32, {9 * SIZE}>;\n" if f.plain else ""
-    return _module(profile, arrays, WEIGHTS, [*lines, "}"], ENDLESS + shared)
+    return _module(profile, arrays, WEIGHTS, [*lines, "}"], VAST + shared)
 
 
 def _weigh_again(f: WeightForm, names: list[list[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from .conv_blocks import PANEL, begin, places
 from .conv_fusion import closing, dtypes
 from .kernel import Profile
 from .matmul_fusion import Epilogue
-from .winograd_transforms import Matrix, apply, transforms
+from .winograd_transforms import LIMIT, Matrix, apply, transforms
 
 M = 4  # results of a tile along each axis
 N = M + 2  # values of a patch along each axis
@@ -160,7 +160,7 @@ def results_source(f: ResultForm, profile: Profile) -> str:
         body += "  " + " ".join(f"var a{y}{x} = {v}{' + shift' if f.bias else ''};" for x, v in enumerate(made[y])) + "\n"
     every = [f"a{y}{x}" for y in range(M) for x in range(M)]
     body += f"  let y = c3 * {M}u; let x = c4 * {M}u; let end = min(4u, p.rows - first); let total = {' + '.join(every)};\n"
-    body += f"  if (endless(total)) {{\n{_again(f)}    return;\n  }}\n"
+    body += f"  if (vast(total)) {{\n{_again(f)}    return;\n  }}\n"
     body += "  var k = 0u; var to = p.o_off + c2 * p.o_n + ch * p.o_c + y * p.o_y;\n  loop {\n"
     for y in range(M):
         body += f"    if (y + {y}u < p.size_y) {{ {_store_row(f, f'{y}u', [f'a{y}{x}.x' for x in range(M)])} }}\n"
@@ -169,7 +169,7 @@ def results_source(f: ResultForm, profile: Profile) -> str:
     out = T.header(profile, [f.weight, *dtypes(f.target, f.epilogue), *([f.bias] if f.bias else [])], T.lanes(profile) > 0)
     out += T.storage(0, "t", "vec4<f32>", "read") + T.storage(1, "image", "vec4<f32>", "read")
     out += T.storage(2, "weight", T.element(f.weight), "read") + (T.storage(3, "b", T.element(f.bias), "read") if f.bias else "")
-    return out + ENDLESS + closing(f.target, f.epilogue, 4 if f.bias else 3, M if f.whole else 1, RESULTS, body)
+    return out + VAST + closing(f.target, f.epilogue, 4 if f.bias else 3, M if f.whole else 1, RESULTS, body)
 
 
 def _store_row(f: ResultForm, line: str, values: list[str]) -> str:
@@ -191,7 +191,7 @@ def _store_row(f: ResultForm, line: str, values: list[str]) -> str:
 
 
 def _again(f: ResultForm) -> str:
-    """Results made tap by tap, a row of a channel at a time: transforms spread NaN and infinities over a patch."""
+    """Results made tap by tap, a row of a channel at a time: transforms spread NaN, and rounding errors of what is vast, over a patch."""
     body = f"    for (var s = 0u; s < {M}u * end; s++) {{\n      let line = s % {M}u; let k = s / {M}u;\n"
     body += "      if (y + line >= p.size_y) { continue; }\n"
     body += "      var sum = vec4<f32>(); let wi = p.w_off + c0 * p.w_group + (first + k) * p.w_m;\n"
@@ -207,8 +207,7 @@ def _again(f: ResultForm) -> str:
     return body + f"      {_store_row(f, 'line', [f'sum.{T.LANES[i]}' for i in range(M)])}\n    }}\n"
 
 
-ENDLESS = """fn endless(v: vec4<f32>) -> bool { return any((bitcast<vec4<u32>>(v) & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u)); }
-"""
+VAST = f"fn vast(v: vec4<f32>) -> bool {{ return any((bitcast<vec4<u32>>(v) & vec4<u32>(0x7f800000u)) >= vec4<u32>({LIMIT})); }}\n"
 
 
 # --- weight gradients ----------------------------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def grads_source(f: GradForm, profile: Profile) -> str:
     body += text + lets
     every = [f"a{y}{x}" for y in range(3) for x in range(3)]
     body += "".join("  " + " ".join(f"var a{y}{x} = {v};" for x, v in enumerate(made[y])) + "\n" for y in range(3))
-    body += f"  let total = {' + '.join(every)};\n  if (endless(total)) {{\n"
+    body += f"  let total = {' + '.join(every)};\n  if (vast(total)) {{\n"
     body += "    " + " ".join(f"{v} = vec4<f32>();" for v in every) + "\n"
     body += "    for (var s = 0u; s < p.pixels; s++) {\n"
     body += "      let line = s / p.size_x; let n = line / p.size_y; let y = line - n * p.size_y; let x = s - line * p.size_x;\n"
@@ -252,6 +251,6 @@ def grads_source(f: GradForm, profile: Profile) -> str:
         body += f"    {' '.join(stores)}\n"
     body += "    " + " ".join(f"{v} = {v}.yzwx;" for v in every) + "\n"
     body += "    continuing { to += p.o_c; k += 1u; break if k >= end; }\n  }\n}\n"
-    out = T.header(profile, [f.target], T.lanes(profile) > 0) + ENDLESS
+    out = T.header(profile, [f.target], T.lanes(profile) > 0) + VAST
     out += "".join(T.storage(i, name, "vec4<f32>", "read") for i, name in enumerate(("t", "image", "grad")))
     return out + T.storage(3, "o", T.element(f.target), "read_write") + T.uniform(4, GRADS) + T.prelude(body) + body

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..dtype import DType
+from ..dtype import DType, uint32
+from ..ops import archetype
+from ..shape import Shape, broadcast_strides, collapse
+from ..storage import Layout
 from . import template as T
+from .kernel import Call
 
 PROVIDED = ("index", "block", "lane")  # names that statements may use without reading them: the element's number, and its quad
 NUMBER = -1  # binding of a place that is the element's number itself
@@ -131,6 +135,51 @@ class Fusion:
                 numbers.pop()  # neighbours
             out += [v // unit for v in numbers]
         return out
+
+
+Pair = tuple[int, int]
+
+
+def fusion_of(call: Call, epilogue: archetype.Epilogue, matrices: Sequence[Layout], own: int = 2) -> tuple[Fusion, Pair, list[Pair]] | None:
+    """The fusion of a call whose first `own` inputs are the product's, the sizes of two batch dimensions, and for each of
+    `matrices` its strides over them. None if more than two remain, or if an operand of the product is overwritten."""
+    extra = [x for x in (*call.inputs[own:], *call.outputs) if x is not None]
+    alias = call.alias or tuple(range(len(call.inputs) + len(call.outputs)))
+    names = (*call.names[own:], *("" for _ in call.outputs))
+    at = len(extra[-1].shape) - epilogue.rows - epilogue.cols
+    lead, inner = extra[-1].shape[:at], extra[-1].shape[at:]
+    operands, n = list(zip(names, alias[own:], extra, strict=True)), len(call.inputs) - own
+    if "index" in call.attrs:  # the elements' numbers, as if they lay somewhere
+        operands.insert(n, ("index", NUMBER, Layout(uint32, extra[-1].shape, call.attrs["index"])))
+        n += 1
+    leads = [broadcast_strides(x.shape[:-2], x.strides[:-2], lead) for x in matrices]
+    batch, merged = collapse(lead, *leads, *(x.strides[:at] for _, _, x in operands))
+    if len(batch) > 2:
+        return None
+    size, *steps = (((fill,) * (2 - len(s)) + s) for fill, s in ((1, batch), *((0, s) for s in merged)))
+    k = len(matrices)
+    places = [_placed(x, name, operand, step, at, epilogue) for (name, operand, x), step in zip(operands, steps[k:], strict=True)]
+    split = inner[1] if epilogue.rows == 2 else 0, inner[-1] if epilogue.cols == 2 else 0
+    entries = T.scalar_entries(call, call.scalars)
+    fusion = Fusion(
+        epilogue.statements, epilogue.results, epilogue.product, tuple(places[:n]), tuple(places[n:]), call.scalars, entries, *split
+    )  # fmt: skip
+    if {x.binding for x in fusion.writes} & set(alias[:own]):
+        return None
+    return fusion, (size[0], size[1]), [(s[0], s[1]) for s in steps[:k]]
+
+
+def _placed(x: Layout, name: str, operand: int, batch: Shape, at: int, epilogue: archetype.Epilogue) -> Place:
+    """Where an operand of an epilogue lies; its dimensions from `at` on are rows, then columns."""
+    middle = at + epilogue.rows
+    rows, cols = _steps(x, at, epilogue.rows), _steps(x, middle, epilogue.cols)
+    return Place(name, operand, x.dtype, x.offset, (batch[0], batch[1]), rows, cols)
+
+
+def _steps(x: Layout, start: int, n: int) -> tuple[int, int]:
+    """Strides of the outer and the inner part of split rows or columns; only the second counts where they are not split."""
+    strides = [0 if size == 1 else st for size, st in zip(x.shape[start : start + n], x.strides[start : start + n], strict=True)]
+    return (strides[0], strides[1]) if n == 2 else (0, strides[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,7 @@ def _whole_rows(p: Problem, profile: Profile, temps: list[int]) -> tuple[Problem
         sides = {"a": p.a, "b": p.b}
     if any(whole_rows_bytes(p, x) > profile.max_binding for x in sides.values()) or len(sides) * p.matrices > profile.max_groups:
         return p, []
-    q, launch = whole_rows(p, tuple(sides), temps)
+    q, launch = whole_rows(p, tuple(sides), profile.max_groups, temps)
     return q, [launch]
 
 

@@ -102,11 +102,11 @@ def whole_rows_bytes(p: Problem, side: Side) -> int:
     return -(-matrices * rows * quads * 4 * side.dtype.itemsize // 16) * 16
 
 
-def whole_rows(p: Problem, names: tuple[str, ...], temps: list[int]) -> tuple[Problem, Launch]:
+def whole_rows(p: Problem, names: tuple[str, ...], most: int, temps: list[int]) -> tuple[Problem, Launch]:
     """The problem in which operands 'a', 'b' or both are copies with rows of whole vec4s, and the launch that makes them.
 
     If any operand lies along k, K is rounded up to a multiple of 4: then an operand that is not copied must have such a K.
-    Copies along the free dimension have the extent of their rows, while M and N stay.
+    Copies along the free dimension have the extent of their rows, while M and N stay. most: workgroups along an axis of the grid.
     """
     sides = [p.a if name == "a" else p.b for name in names]
     words, ranges, bindings, wide, grid, q = [], [], [], [], [0, 0, 0], p
@@ -136,8 +136,10 @@ def whole_rows(p: Problem, names: tuple[str, ...], temps: list[int]) -> tuple[Pr
         label="matmul_rows",
         trusted=True,
     )
+    across, down, deep = grid[0], min(grid[1], most), grid[2]
+    params = template.pack([*words, down * ROWS_SLOW])
     whole = all(x == (0, 0) for x in ranges)
-    return q, Launch(kernel, tuple(bindings), (grid[0], grid[1], grid[2]), template.pack(words), ranges=None if whole else tuple(ranges))
+    return q, Launch(kernel, tuple(bindings), (across, down, deep), params, ranges=None if whole else tuple(ranges))
 
 
 def _rows_source(dtypes: tuple[DType, ...], wide: Sequence[bool], profile: Profile) -> str:
@@ -161,14 +163,15 @@ def _rows_source(dtypes: tuple[DType, ...], wide: Sequence[bool], profile: Profi
             reads = (f"{s}[row + min(q * 4u + {u}u, {parts}length - 1u) * {parts}unit]" for u in range(4))
             value = f"let v = {four}({', '.join(reads)});\n"
         main += (
-            f"if (z < {parts}count) {{\nif (q >= {parts}quads || i >= {parts}high) {{ return; }}\n"
+            f"if (z < {parts}count) {{\nif (q >= {parts}quads) {{ return; }}\n"
             f"let at = {parts}at + z / {parts}inner * {parts}b0 + z % {parts}inner * {parts}b1;\n"
+            f"for (; i < {parts}high; i += p.down) {{\n"
             f"let row = at + min(i, {parts}lines - 1u) * {parts}step;\n{value}"
             f"let exists = vec4<u32>(0u, 1u, 2u, 3u) + q * 4u < vec4<u32>(select(0u, {parts}length, i < {parts}lines));\n"
-            f"{s}_o[(z * {parts}high + i) * {parts}quads + q] = select({four}(), v, exists);\nreturn;\n}}\nz -= {parts}count;\n"
+            f"{s}_o[(z * {parts}high + i) * {parts}quads + q] = select({four}(), v, exists);\n}}\nreturn;\n}}\nz -= {parts}count;\n"
         )
     return (
-        f"{out}{template.uniform(2 * len(dtypes), fields)}@compute @workgroup_size({ROWS_FAST * ROWS_SLOW})\n"
+        f"{out}{template.uniform(2 * len(dtypes), [*fields, 'down'])}@compute @workgroup_size({ROWS_FAST * ROWS_SLOW})\n"
         "fn main(@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32) {\n"
-        f"let q = w.x * {ROWS_FAST}u + tid % {ROWS_FAST}u; let i = w.y * {ROWS_SLOW}u + tid / {ROWS_FAST}u; var z = w.z;\n{main}}}\n"
+        f"let q = w.x * {ROWS_FAST}u + tid % {ROWS_FAST}u; var i = w.y * {ROWS_SLOW}u + tid / {ROWS_FAST}u; var z = w.z;\n{main}}}\n"
     )

@@ -17,6 +17,10 @@ POINTS = tuple(Fraction(x, 8) for x in (0, 5, -5, 12, -12))
 1.4e-6 and 1.5e-5 here, 3.1e-6 and 4.4e-5 with 0, 1, -1, 2, -2, 2.0e-6 and 1.7e-5 with 0, -1, 1, 1/2, -2; direct sums 3.4e-7 and 1.9e-6."""
 
 
+LIMIT = "0x53800000u"
+"""Bits of 2^40. Results of a tile share rounding errors of the largest: from this size on they are made without transforms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transforms:
     """The matrices of F(m, r): `results` A^T [m, n], `taps` G [n, r], `patch` B^T [n, n]."""

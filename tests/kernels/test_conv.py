@@ -35,6 +35,7 @@ DEVICES = {
 ROLES = ("output", "input", "weight")
 OPS = {"output": rows.conv, "input": rows.conv_input, "weight": rows.conv_weight}
 REFS = {"output": rows._conv_ref, "input": rows._conv_input_ref, "weight": rows._conv_weight_ref}
+GEOMETRY = ("stride", "padding", "dilation", "groups", "size")
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 8e-3}
 
 
@@ -126,7 +127,7 @@ def check(
     given = [strided(a, x).astype(np.float64) for a, x in zip(arrays, call.inputs, strict=True) if x is not None]
     if role != "weight" and not bias:
         given.append(None)
-    attrs = [call.attrs[k] for k in ("stride", "padding", "dilation", "groups", "size")]
+    attrs = [call.attrs[k] for k in GEOMETRY]
     want = REFS[role](*given, *attrs)
     most = REFS[role](*(None if x is None else abs(x) for x in given), *attrs)
     got = strided(download(target, dtype, sizes[-1]), call.outputs[0]).astype(np.float64)
@@ -235,6 +236,19 @@ def test_new_sizes_need_no_new_pipelines() -> None:
         assert keys[0] == keys[1] or role == "weight"
 
 
+@pytest.mark.parametrize("name", DEVICES)
+def test_strides_that_leave_elements_without_taps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements that no tap meets are zero, or the bias, however the others are summed: also where there are no others."""
+    monkeypatch.setitem(globals(), "run", run_poisoned)
+    for case in (
+        Case(1, 13, 59, (12, 9), (3, 4), (3, 1), 1, (3, 1)),  # one phase with taps, in slices on a GPU
+        Case(2, 14, 20, (8, 7), (1, 3), (3, 2), (1, 0), (1, 2)),
+        Case(1, 12, 20, (3, 5), (1, 3), (4, 1), 1, (2, 1)),  # the only output pixels lie in the padding
+    ):
+        for kind in ("plain", "last"):
+            check(device(name), case, "input", kinds=("plain", "plain", kind), bias=True)
+
+
 def _call(case: Case, role: str) -> Call:
     return call_of(case, role, D.float32, ("plain",) * 3, False)[0]
 
@@ -245,6 +259,12 @@ def test_batches_larger_than_a_binding_are_cut(name: str) -> None:
     for role in ROLES:
         made = check(device(name, max_binding=8 * 16 * 16 * 16 * 4 // 3), case, role, bias=role != "weight")
         assert len(made.launches) > 3
+
+
+def test_more_groups_than_a_grid_has_layers() -> None:
+    for role in ROLES:
+        made = check(device("gpu", max_groups=2), Case(1, 36, 30, (5, 5), (3, 3), 1, 1, 1, 3), role)
+        assert all(x.grid[2] <= 2 for x in made.launches)
 
 
 @pytest.mark.parametrize("name", ["cpu", "portable"])
@@ -374,6 +394,22 @@ def test_the_way_is_chosen_by_its_time() -> None:
         assert ("weigh" if role == "weight" else "stored") in labels(deep, role)
         assert ("weigh" if role == "weight" else "gather") in labels(few, role)
         assert "patches" not in labels(large, role, max_binding=1 << 20)
+
+
+@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+@pytest.mark.parametrize("role", ROLES)
+def test_winograd_spreads_no_rounding_errors_of_vast_values(role: str) -> None:
+    case = Case(1, 17, 20, (9, 10), (3, 3), 1, 1)
+    call, sizes = call_of(case, role, D.float32, ("plain",) * 3, False)
+    rng = np.random.default_rng(0)
+    given = [rng.uniform(-1, 1, x.shape).astype(np.float32) for x in call.inputs if x is not None]
+    given[0][0, 3, 4, 5], given[0][0, 5, 0, 9] = 2e38, -1e20
+    target = upload(np.full(sizes[-1], 77), D.float32)
+    run(_way(conv_winograd)(call, device("cpu")), [*(upload(a, D.float32) for a in given), target])
+    want = REFS[role](*(a.astype(np.float64) for a in given), *([] if role == "weight" else [None]), *[call.attrs[k] for k in GEOMETRY])
+    got, small = download(target, D.float32, sizes[-1]).reshape(want.shape), abs(want) < 1e6
+    assert small.any() and not small.all()
+    np.testing.assert_allclose(got[small], want[small], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")

@@ -222,6 +222,9 @@ def test_rows_of_odd_length_are_copied_whole(name: str, monkeypatch: pytest.Monk
     for dtype in (D.float16, D.bfloat16, D.int32, D.uint32):
         assert copies((40, 33), (33, 35), ("rows", "columns", "rows"), dtype) == 2
         assert copies((41, 33), (33, 35), ("columns", "padded", "rows"), dtype) == 2
+    for kinds in (("columns", "rows", "rows"), ("rows", "columns", "rows")):  # more rows than a grid has groups for
+        made = check(device(name, max_groups=3), (35, 401), (401, 37), kinds)
+        assert [max(x.grid) for x in made.launches if x.kernel.label == "matmul_rows"] == [3]
     check(device(name, max_binding=8192), (100, 63), (63, 101), ("rows", "columns", "rows"))
     check(device(name, max_binding=8192), (61, 63), (63, 31), ("columns", "rows", "rows"))
 
