@@ -4,6 +4,7 @@ and every form of kernel: strides, groups, few channels, one tap, transposed, in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import meganeura as mg
-from meganeura import dispatch, gpu, nn
+from meganeura import gpu, nn
 from meganeura.compile.fuse_matmul import is_open
 from meganeura.compile.lower import lower
 from meganeura.kernels import conv_choices, conv_gpu, conv_winograd_gpu
@@ -23,52 +24,12 @@ from meganeura.kernels.kernel import Profile
 from meganeura.ops.archetype import Matmul
 from tests.kernels.run_call import eight_lanes
 
+from . import epilogues
+from .epilogues import draw, launches
+
 F = nn.functional
 NAME = "convolution epilogue"
-
-
-def draw(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
-
-
-def _tuple(x: Any) -> tuple[Any, ...]:
-    return x if isinstance(x, tuple) else (x,)
-
-
-def _run(f: Callable[..., Any], args: list[Any]) -> list[np.ndarray]:
-    """The results as float64, drawn from one seed."""
-    mg.manual_seed(5)
-    return [t.numpy().astype(np.float64) for t in _tuple(f(*args))]
-
-
-def check(f: Callable[..., Any], *arrays: np.ndarray, fused: int = 1, dtype: str = "float32", label: str = "") -> Any:
-    """f compiled against f unfused and in float64; returns the compiled graph. label: of a kernel that must have run."""
-    args = [mg.tensor(a).to(getattr(mg, dtype)) if a.dtype == np.float32 else mg.tensor(a) for a in arrays]
-    g, off = mg.compile(f, debug=True), mg.compile(f, rewrite="off")
-    got, plain, again = (_run(h, args) for h in (g, off, g))
-    count = sum(r.count(NAME) for r in g.report(*args))
-    graph = g.graph(*args)
-    held = [a.numpy() for a in args]
-    with dispatch.use(mg.Reference(precise=True)), np.errstate(all="ignore"):
-        want = _run(f, [mg.tensor(a) for a in held])
-    eps = {"float32": 1e-6, "float16": 1e-3}[dtype]
-    for a, b, c, w in zip(got, plain, again, want, strict=True):
-        assert a.shape == w.shape
-        np.testing.assert_array_equal(a, c)
-        finite = np.isfinite(w)
-        np.testing.assert_array_equal(a[~finite], w[~finite])
-        a, b, w = a[finite], b[finite], w[finite]
-        scale = np.abs(w).max(initial=1)
-        assert np.abs(a - w).max(initial=0) <= 2 * np.abs(b - w).max(initial=0) + eps * scale
-    assert count == fused, graph
-    labels = launches(graph)
-    assert not label or label in labels, labels
-    return graph
-
-
-def launches(graph: Any) -> list[str]:
-    """Labels of the kernels of a graph."""
-    return [x.kernel.label for step in lower(graph.nodes, gpu.current().profile) for x in step.lowered.launches]
+check = functools.partial(epilogues.check, NAME)
 
 
 # --- every form of kernel -----------------------------------------------------------------------------------------------------
