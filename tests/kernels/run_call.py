@@ -40,6 +40,9 @@ def profile(family: str, **changes: Any) -> Profile:
     return replace(device().profile, family=family, **changes)
 
 
+EIGHT = "for subgroups of eight lanes"  # a reason to skip, which tests/conftest.py lets only GPUs have
+
+
 def eight_lanes() -> bool:
     """Whether the device has the subgroups that the CPU family's own forms are for; elsewhere its portable ones run."""
     return device().profile.subgroups and device().profile.subgroup_size == 8

@@ -24,7 +24,7 @@ from meganeura.shape import contiguous_strides
 from meganeura.storage import Layout
 
 from . import run_call
-from .run_call import STORED, download, eight_lanes, profile, run, strided, upload
+from .run_call import EIGHT, STORED, download, eight_lanes, profile, run, strided, upload
 
 DEVICES = {
     "cpu": ("cpu", {}),
@@ -370,7 +370,7 @@ COLUMNS = (
 )
 
 
-@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+@pytest.mark.skipif(not eight_lanes(), reason=EIGHT)
 def test_ways_of_software_vulkan() -> None:
     """Odd sizes, groups, a bias, flipped kernels, every layout: Winograd, and products with the weights as they lie."""
     for way, cases in ((conv_winograd, WINOGRAD), (conv_columns, COLUMNS)):
@@ -383,7 +383,7 @@ def test_ways_of_software_vulkan() -> None:
     check(device("cpu"), Case(1, 32, 64, (8, 9), (3, 3), 2, 1), "output", bias=True, lowered=_way(conv_columns))
 
 
-@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+@pytest.mark.skipif(not eight_lanes(), reason=EIGHT)
 def test_the_way_is_chosen_by_its_time() -> None:
     def labels(case: Case, role: str, **changes: Any) -> str:
         return " ".join(x.kernel.label for x in lower(_call(case, role), device("cpu", **changes)).launches)
@@ -396,7 +396,7 @@ def test_the_way_is_chosen_by_its_time() -> None:
         assert "patches" not in labels(large, role, max_binding=1 << 20)
 
 
-@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+@pytest.mark.skipif(not eight_lanes(), reason=EIGHT)
 @pytest.mark.parametrize("role", ROLES)
 def test_winograd_spreads_no_rounding_errors_of_vast_values(role: str) -> None:
     case = Case(1, 17, 20, (9, 10), (3, 3), 1, 1)
@@ -412,7 +412,7 @@ def test_winograd_spreads_no_rounding_errors_of_vast_values(role: str) -> None:
     np.testing.assert_allclose(got[small], want[small], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.skipif(not eight_lanes(), reason="for subgroups of eight lanes")
+@pytest.mark.skipif(not eight_lanes(), reason=EIGHT)
 def test_winograd_spreads_no_infinities() -> None:
     """Through groups, and channels that fill no vec4."""
     case = Case(1, 34, 38, (9, 10), (3, 3), 1, 1, 1, 2)
