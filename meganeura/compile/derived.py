@@ -5,7 +5,7 @@ In: cells of state and how they lie side by side. Out: at every run a storage fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import dispatch
@@ -30,16 +30,16 @@ class DerivedState:
         self.derived = derived
         self.known: dict[Cell, tuple[Any, Tensor]] = {}
 
-    def storages(self, given: Mapping[Cell, Storage]) -> dict[Cell, Storage]:
-        """Storages of all derived cells for these sources."""
-        out = {}
+    def storages(self, given: Sequence[Storage], slot: Mapping[Cell, int]) -> list[Storage]:
+        """Storages of all derived cells; `given[slot[c]]` is that of a source."""
+        out = []
         for cell, recipe in self.derived.items():
-            sources = [given[c] for c in recipe.sources]
+            sources = [given[slot[c]] for c in recipe.sources]
             now = [(s.uid, s.generation, s.version) for s in sources]
             known = self.known.get(cell)
             if known is None or known[0] != now:
                 with dispatch.no_grad():
                     made = cat([Tensor._make(s, x) for s, x in zip(sources, recipe.layouts, strict=True)], recipe.dim)
                 known = self.known[cell] = (now, made)
-            out[cell] = known[1]._storage
+            out.append(known[1]._storage)
         return out

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 class CompiledNode(Node):
     """`saved`: the storages that the backward graphs read, with their version at the call; `numbers`: the host's numbers
-    of the call (dropout draws the same bits again)."""
+    of the call (dropout draws the same bits again); `again`: None where the program has an error instead of a backward."""
 
     __slots__ = ("again", "numbers", "program", "saved")
 
     def __init__(
         self, program: Program, edges: list[Edge], metas: list[Layout | None], where: Site, saved: dict[Cell, Storage], numbers: list[Any],
-        again: Again,
+        again: Again | None,
     ) -> None:  # fmt: skip
         super().__init__(f"compiled[{program.name}]", edges, metas, where)
         self.program, self.numbers, self.again = program, numbers, again
@@ -36,7 +36,7 @@ class CompiledNode(Node):
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
         if self.program.error is not None:
             raise type(self.program.error)(*self.program.error.args)
-        if create_graph:
+        if create_graph and self.again is not None:
             return self.again.gradients(self, grads)
         for storage, version in self.saved.values():
             if storage.version != version:
@@ -59,4 +59,5 @@ class CompiledNode(Node):
     def release(self) -> None:
         self.freed = True
         self.saved = {}
-        self.again.forget()
+        if self.again is not None:
+            self.again.forget()

@@ -6,7 +6,7 @@ out results, and puts a node on the caller's tape where results have history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import dispatch
@@ -60,6 +60,7 @@ class Program:
         self.session: Session | None = None
         for effect in self.effects:
             effect.grad = None  # known by its tensor from now on; last call's gradients need not live
+        self._slots(len(record.argument_cells))
 
     # ---- graphs ----
 
@@ -71,6 +72,20 @@ class Program:
         self.state_of = [(c, s.tensor) for c, s in states if s.uid not in grads]
         self.grad_of = [(c, grads[s.uid]) for c, s in states if s.uid in grads]
         self.constant_of = {c: t._storage for c, t in record.trace.constants.items()}
+
+    def _slots(self, leaves: int) -> None:
+        """Where each cell's storage lies in a call's list: of states, `.grad`s, constants, derived state, arguments, results."""
+        parts = ([c for c, _ in self.state_of], [c for c, _ in self.grad_of], list(self.constant_of), list(self.derived.derived))
+        slot: dict[Cell, int] = {c: i for i, c in enumerate(c for part in parts for c in part)}
+        first = sum(map(len, parts))
+        slot.update((c, first + i) for c, i in self.argument_of.items())
+        slot.update((c, first + leaves + i) for i, c in enumerate(self.graph.outputs))
+        self.slot, self.states = slot, [t for _, t in self.state_of]
+        self.constants = list(self.constant_of.values())
+        self.input_slots = [slot[c] for c in self.graph.inputs]
+        self.number_of = {id(r): i for i, r in enumerate(self.results)}
+        self.single = self.number_of[id(self.template)] if isinstance(self.template, _RESULTS) else -1
+        self.unread = [e for e in self.effects if not e.read and isinstance(e.after, Made)]
 
     def _backward_graph(self, part: Backward) -> Graph:
         graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts, constants=self.constant_of)
@@ -114,45 +129,50 @@ class Program:
 
     def run(self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice."""
-        session = self.ensure_session()
+        session = self.session or self.ensure_session()
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
-        given = {cell: tensor._storage for cell, tensor in self.state_of}
-        again = Again(self, args, kwargs or {}, leaves, given.values()) if self.roots else None
-        given.update((cell, _grad_storage(effect, leaves)) for cell, effect in self.grad_of)
+        given = [t._storage for t in self.states]
+        again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
+        given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
         bound, copied = self._bind(leaves, sources, given)
-        for effect in self.effects:
-            if not effect.read and isinstance(effect.after, Made):
-                target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
+        for effect in self.unread:
+            target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
         numbers = self._numbers()
-        given.update(self.constant_of)
-        given.update(self.derived.storages(given))
-        given.update((cell, bound[i]) for cell, i in self.argument_of.items())
-        made = session.run([given[c] for c in self.graph.inputs], numbers)
-        given.update(zip(self.graph.outputs, made, strict=True))
-        self._copy_back(leaves, bound, copied)
-        node = None if again is None else self._node(leaves, given, numbers, again)
-        tensors = {id(r): self._result(r, leaves, given, node) for r in self.results}
+        given += self.constants
+        given += self.derived.storages(given, self.slot)
+        given += bound
+        given += session.run([given[k] for k in self.input_slots], numbers)
+        if True in copied:
+            self._copy_back(leaves, bound, copied)
+        node = self._node(leaves, given, numbers, again) if self.roots else None
+        tensors = [self._result(r, leaves, given, node) for r in self.results]
         if self.overlapping:
             self._tie(tensors, leaves, copied)
         for effect in self.effects:
-            if effect.after is not None:
-                known = tensors.get(id(effect.after))
-                target_of(effect, leaves).grad = self._result(effect.after, leaves, given, None) if known is None else known
+            after = effect.after
+            if after is not None:
+                known = self.number_of.get(id(after), -1)
+                target_of(effect, leaves).grad = self._result(after, leaves, given, None) if known < 0 else tensors[known]
         if self.mode is not None:
             dispatch.state.grad = self.mode
-        return rebuild(self.template, _RESULTS, lambda r: tensors[id(r)])
+        if self.single >= 0:
+            return tensors[self.single]
+        return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
 
     def _numbers(self) -> list[Any]:
         """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
+        if not self.forward_hosts:
+            return []
         frame = dispatch.state.frame
-        if frame is None or not self.forward_hosts:
+        if frame is None:
             return [v for fn, _ in self.forward_hosts for v in fn()]
         return frame.draw(lambda: [v for fn, _ in self.forward_hosts for v in fn()])  # type: ignore[no-any-return]
 
-    def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: Mapping[Cell, Storage]) -> tuple[list[Storage], list[bool]]:
-        """A storage an argument, holding it densely from its start: its own where possible, else a copy."""
-        taken = self.guard.uids if not self.grad_of else self.guard.uids | {s.uid for s in states.values()}
+    def _bind(self, leaves: Sequence[Tensor], sources: Sequence[int], states: list[Storage]) -> tuple[list[Storage], list[bool]]:
+        """A storage an argument, holding it densely from its start: its own where possible, else a copy. `states`: of states
+        and `.grad`s, which an argument may not share."""
+        taken = self.guard.uids if not self.grad_of else self.guard.uids | {s.uid for s in states}
         mine: set[int] = set()
         out: list[Storage] = []
         copied = []
@@ -171,9 +191,10 @@ class Program:
             copied.append(not direct)
         return out, copied
 
-    def _refuse_overlap(self, number: int, leaves: Sequence[Tensor], states: Mapping[Cell, Storage]) -> None:
+    def _refuse_overlap(self, number: int, leaves: Sequence[Tensor], states: list[Storage]) -> None:
         """An argument that shares memory with what the graph changes could be neither bound nor copied rightly."""
-        changed = {(states[c] if c in states else leaves[self.argument_of[c]]._storage).uid for c in self.written}
+        slots = self.slot
+        changed = {(leaves[self.argument_of[c]]._storage if c in self.argument_of else states[slots[c]]).uid for c in self.written}
         if leaves[number]._storage.uid in changed:
             raise TraceError(
                 f"argument tensor {number} shares memory with a tensor that {self.name} changes in place\n  at {site()}\n"
@@ -182,30 +203,29 @@ class Program:
 
     def _copy_back(self, leaves: Sequence[Tensor], bound: list[Storage], copied: list[bool]) -> None:
         """What was changed in a copy of an argument goes to the argument."""
-        if not any(copied):
-            return
         for cell, i in self.argument_of.items():
             if copied[i] and cell in self.written:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: dict[Cell, Storage], numbers: list[Any], again: Again) -> CompiledNode:
+    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> CompiledNode:
         edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         metas: list[Layout | None] = [r.operand.layout for r in self.roots]
-        return CompiledNode(self, edges, metas, site(), {c: given[c] for c in self.saved}, numbers, again)
+        return CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 
-    def _result(self, result: Result, leaves: Sequence[Tensor], given: dict[Cell, Storage], node: CompiledNode | None) -> Any:
+    def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None) -> Any:
         if isinstance(result, Argument):
             return leaves[result.number]
         if isinstance(result, Concrete):
             return result.tensor
-        t = Tensor._make(given[result.operand.value.cell], result.operand.layout)
+        operand = result.operand
+        t = Tensor._make(given[self.slot[operand.value.cell]], operand.layout)
         t._leaf = result.leaf
         if node is not None and result.root >= 0:
             t._node, t._index = node, result.root
         return t
 
-    def _tie(self, tensors: Mapping[int, Any], leaves: Sequence[Tensor], copied: Sequence[bool]) -> None:
+    def _tie(self, tensors: Sequence[Any], leaves: Sequence[Tensor], copied: Sequence[bool]) -> None:
         """Results that lie in one memory, with each other or with something given, are views of one base: a change in place
         of the base is seen by their histories, one of a view is refused while recording."""
         states = dict(self.state_of)
@@ -213,13 +233,13 @@ class Program:
             number = self.argument_of.get(cell)
             base: Any = states.get(cell) if number is None or copied[number] else leaves[number]
             if base is None:
-                base = next((tensors[id(r)] for r in results if covers(r.operand)), None)
+                base = next((tensors[self.number_of[id(r)]] for r in results if covers(r.operand)), None)
             if base is None:
-                storage = tensors[id(results[0])]._storage
+                storage = tensors[self.number_of[id(results[0])]]._storage
                 base = Tensor._make(storage, Layout(storage.dtype, (storage.elements,)))
             base = base if base._base is None else base._base
             for r in results:
-                t = tensors[id(r)]
+                t = tensors[self.number_of[id(r)]]
                 if t is not base and t._storage is base._storage:
                     t._base, t._seen, t._view = base, base._rewrites, "multi"
 

@@ -73,10 +73,11 @@ class Output:
     """The buffers of one cell that outlives the session's runs. What the caller dropped comes back through `returned`,
     to which a dying Storage appends."""
 
-    __slots__ = ("bound", "cell", "closed", "device", "free", "returned", "world")
+    __slots__ = ("bound", "cell", "closed", "device", "dtype", "elements", "free", "returned", "world")
 
     def __init__(self, cell: Cell, device: Any, world: Any) -> None:
         self.cell, self.device, self.world = cell, device, world
+        self.dtype, self.elements = cell.dtype, cell.elements
         self.returned: deque[Any] = deque()
         self.closed = False
         self.bound = device.alloc(cell.nbytes)
@@ -89,7 +90,9 @@ class Output:
             free.append(self.returned.popleft())
         if not free:
             return self.device.alloc(self.cell.nbytes)
-        if self.bound in free:
+        if free[-1] is self.bound:
+            buffer = free.pop()
+        elif self.bound in free:
             free.remove(self.bound)
             buffer = self.bound
         else:
@@ -98,12 +101,8 @@ class Output:
             self.device.free(free.pop(0))
         return buffer
 
-    def storage(self, buffer: Any) -> Storage:
-        """A storage for the caller; its buffer comes back when it dies."""
-        return Storage(self.cell.dtype, self.cell.elements, buffer, self.world, self._take_back)
-
-    def _take_back(self, buffer: Any) -> None:
-        """Called by a dying Storage, maybe after the session died: only appends."""
+    def take_back(self, buffer: Any) -> None:
+        """Called by a dying Storage of the caller's, maybe after the session died: only appends."""
         (self.device.graveyard if self.closed else self.returned).append(buffer)
 
     def __del__(self) -> None:
@@ -185,9 +184,10 @@ class Session:
     def run(self, inputs: Sequence[Storage], numbers: Sequence[Any]) -> list[Storage]:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
         with self.device.lock:
-            for storage in inputs:
-                storage.buffer.check()
             now = [s.buffer for s in inputs]
+            for buffer in now:
+                if buffer.error is not None:
+                    buffer.check()
             if self.frozen is None:
                 self._freeze(now)
             outputs: list[Any] = []
@@ -205,7 +205,7 @@ class Session:
             self.runs += 1
             for i in self.written:
                 inputs[i].version += 1
-            made = [o.storage(b) for o, b in zip(self.outputs, outputs, strict=True)]
+            made = [Storage(o.dtype, o.elements, b, o.world, o.take_back) for o, b in zip(self.outputs, outputs, strict=True)]
             self.debugged = None
             if (debug := debugging.active()) is not None:
                 run = debugging.Run(inputs, made)
@@ -234,7 +234,7 @@ class Session:
 
     def _rebind(self, inputs: list[Any], outputs: list[Any]) -> None:
         """Let the frozen list use the inputs' and outputs' present buffers."""
-        changes = {old: new for old, new in zip(self.bound, inputs, strict=True) if old is not new}
+        changes = {} if inputs == self.bound else {old: new for old, new in zip(self.bound, inputs, strict=True) if old is not new}
         for o, new in zip(self.outputs, outputs, strict=True):
             if o.bound is not new:
                 changes[o.bound] = new

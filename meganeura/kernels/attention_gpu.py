@@ -117,7 +117,7 @@ def _lowered(p: Problem, form: Form, rows: int, heads: int, out: Source, lse: So
     ]
     access = ("read", "read", "read", "read_write", "read_write", *("read" for _ in A.rules_arrays(p.rules)))
     numbers = (p.q.number, p.k.number, p.v.number, target.number, sums.number, *A.rules_numbers(p))
-    kernel = Kernel(("attention gpu", form), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
+    kernel = Kernel(("attention gpu", form, G.BOUNDED, G.ENDING), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
     launches = [Launch(kernel, numbers, (heads, tiles * parts, p.batch), T.pack(words), p.scalars())]
     if parts > 1:
         launches.append(combine(TEMP(0), TEMP(1), parts, out, lse, p.rules.blank))
@@ -150,7 +150,7 @@ def _source(f: Form, profile: Profile) -> str:
     body += read + put
     body += [f"var m{i} = {A.LOWEST}; var l{i} = 0.0;" for i in range(t.tr)]
     body += G.zeros([f"o{i}_{x}" for i in range(t.out_rows) for x in range(v.quads // t.over)], True)
-    body += [f"for (var t = from_; t < to_; t += {t.cols}u) {{", "workgroupBarrier();"]
+    body += [*G.walk(t.cols), "workgroupBarrier();"]
     read_k, put_k = k.fetch(t.size, "k_quad(k_base + min(t + {row}, to_ - 1u) * p.k_r, {col})", "lk")
     read_v, put_v = v.fetch(t.size, "v_quad(v_base + min(t + {row}, to_ - 1u) * p.v_r, {col})", "lv")
     body += [*read_k, *read_v, *put_k, *put_v, "workgroupBarrier();"]

@@ -158,7 +158,7 @@ def _launch(
     tiles = -(-extent // f.tile.rows)
     access = (*["read"] * 5, *["read_write"] * (len(results) + len(kept)), *("read" for _ in A.rules_arrays(p.rules)))
     numbers = (p.q.number, p.k.number, p.v.number, grad.number, stats, *(x.number for x in results), *kept, *A.rules_numbers(p))
-    kernel = Kernel(("attention grad", f), partial(_source, f), access, repr(p.call.op), scalars=True, trusted=True)
+    kernel = Kernel(("attention grad", f, G.BOUNDED, G.ENDING), partial(_source, f), access, repr(p.call.op), scalars=True, trusted=True)
     return Launch(kernel, numbers, (heads, tiles, p.batch), _words(p, f, grad, tiles, results), p.scalars())
 
 
@@ -276,7 +276,7 @@ def _queries_body(f: Form) -> tuple[str, list[str]]:
         body += [*read, *put]
     names = [f"x{i}_{c}" for i in range(t.out_rows) for c in range(k.quads // t.over)]
     body += G.zeros(names, True)
-    body += [f"for (var t = from_; t < to_; t += {t.cols}u) {{", "workgroupBarrier();"]
+    body += [*G.walk(t.cols), "workgroupBarrier();"]
     fetched = [
         x.fetch(t.size, f"{n}_quad({n}_base + min(t + {{row}}, to_ - 1u) * p.{n}_r, {{col}})", f"l{n}") for x, n in ((k, "k"), (v, "v"))
     ]
@@ -323,7 +323,7 @@ def _keys_body(f: Form) -> tuple[str, list[str]]:
         body += ["let h = w.x;"]
     body += [f"let {n}_base = p.{n}_at + b * p.{n}_b + h * p.{n}_h;" for n in "qg"]
     body += [f"let m_base = {A.mask_row('h', '0u')};"] if f.rules.mask is not None else []
-    body += [f"for (var t = from_; t < to_; t += {t.cols}u) {{", "workgroupBarrier();"]
+    body += [*G.walk(t.cols), "workgroupBarrier();"]
     fetched = [
         x.fetch(t.size, f"{n}_quad({n}_base + min(t + {{row}}, p.rows - 1u) * p.{n}_r, {{col}})", f"l{n}") for x, n in ((q, "q"), (g, "g"))
     ]

@@ -3,6 +3,9 @@
 A tile has `rows` x `cols` scores. Every invocation makes tr x tc of them, `cols / tc` neighbours ("lanes") share their rows.
 Results (rows x some vec4 columns) are spread over the invocations anew, `over` neighbours a row. Operands lie in workgroup
 memory by rows of vec4s, their columns exchanged by an xor of the row, so that neighbours do not meet in a bank.
+
+Tint clamps an index unless it can tell its range, and counts the turns of a loop unless it can tell that it ends. It follows
++, -, *, /, % and min from tid and from counters that step by one below a constant, but no xor: hence % and such counters.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import template as T
+
+BOUNDED = True  # indices and inner loops whose bounds Tint sees
+ENDING = True  # and the loop over tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,10 @@ class Staged:
         key = f"({row}) / {self.step}u" if self.step else f"({row}) % {self.teams}u"
         return f"(({key}) & {self.mask}u)"
 
+    def column(self, col: str, turn: str) -> str:
+        """Where column `col` of a row that is turned by `turn` lies."""
+        return exchanged(col, turn, self.mask, self.quads)
+
     def fetch(self, size: int, address: str, tag: str) -> tuple[list[str], list[str]]:
         """Lines that read the operand into registers, and lines that put these into workgroup memory. `address` gives the
         quad from {row} and {col}."""
@@ -99,18 +109,45 @@ class Staged:
                 last = f"min({at}, {total - 1}u)"
                 row, col = f"({last} / {self.quads}u)", f"({last} % {self.quads}u)"
             read.append(f"let {tag}{e} = {address.format(row=row, col=col)};")
-            put.append(f"{guard}{{ {self.name}[{row} * {self.quads}u + ({col} ^ {self.turn(row)})] = {tag}{e}; }}")
+            put.append(f"{guard}{{ {self.name}[{row} * {self.quads}u + {self.column(col, self.turn(row))}] = {tag}{e}; }}")
         return read, put
+
+
+def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
+    """col ^ turn, where col < quads and turn <= mask, so that it is seen to be less than quads."""
+    if not BOUNDED:
+        return f"({col} ^ {turn})"
+    if not mask:
+        return col
+    if quads & (quads - 1) == 0:
+        return f"(({col} ^ {turn}) % {quads}u)"
+    return f"({col} / {mask + 1}u * {mask + 1}u + ({col} ^ {turn}) % {mask + 1}u)"
+
+
+def steps(name: str, count: int, step: int) -> list[str]:
+    """The head of a loop: {name} = 0, step, ... below count, a multiple of step."""
+    if not BOUNDED:
+        return [f"for (var {name} = 0u; {name} < {count}u; {name} += {step}u) {{"]
+    return [f"for (var turn_{name} = 0u; turn_{name} < {count // step}u; turn_{name} += 1u) {{ let {name} = turn_{name} * {step}u;"]
+
+
+def walk(step: int) -> list[str]:
+    """The head of a loop: t = from_, from_ + step, ... below to_."""
+    if not ENDING:
+        return [f"for (var t = from_; t < to_; t += {step}u) {{"]
+    head = f"for (var turn = 0u; turn < {(1 << 31) // step - 1}u; turn += 1u) {{"
+    return [f"{head} let t = from_ + turn * {step}u; if (t >= to_) {{ break; }}"]
 
 
 def scores(t: Tile, a: Staged, b: Staged, acc: str, unroll: int = 4) -> list[str]:
     """{acc}i_j += row i of a times row j of b; a's rows are tq + i * teams, b's tk * tc + j."""
     unroll = min(unroll, a.quads)
-    out = [f"for (var c = 0u; c < {a.quads}u; c += {unroll}u) {{"]
+    out = steps("c", a.quads, unroll)
     for u in range(unroll):
-        out += [f"let a{i}_{u} = {a.name}[(tq + {i * t.teams}u) * {a.quads}u + ((c + {u}u) ^ za_{a.name})];" for i in range(t.tr)]
+        left, right = (x.column(f"(c + {u}u)", f"z{n}_{x.name}") for n, x in (("a", a), ("b", b)))
+        out += [f"let a{i}_{u} = {a.name}[(tq + {i * t.teams}u) * {a.quads}u + {left}];" for i in range(t.tr)]
         for j in range(t.tc):
-            out.append(f"let b{j}_{u} = {b.name}[(tk * {t.tc}u + {j}u) * {b.quads}u + ((c + {u}u) ^ zb_{b.name})];")
+            out.append(f"let b{j}_{u} = {b.name}[(tk * {t.tc}u + {j}u) * {b.quads}u + {right}];")
             for i in range(t.tr):
                 x = f"{acc}{i}_{j}"
                 for z in T.LANES:
@@ -145,26 +182,26 @@ class Weights:
         for i in range(t.tr):
             for g in range(t.tc // 4):
                 four = ", ".join(f"{value}{i}_{g * 4 + j}" for j in range(4))
-                at = f"(tq + {i * t.teams}u) * {self.quads}u + ((tk * {t.tc // 4}u + {g}u) ^ (tq & {self.mask}u))"
-                out.append(f"{self.name}[{at}] = vec4<f32>({four});")
+                col = exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads)
+                out.append(f"{self.name}[(tq + {i * t.teams}u) * {self.quads}u + {col}] = vec4<f32>({four});")
         return out
 
     def times(self, b: Staged, acc: str, swizzled: bool, unroll: int = 2) -> list[str]:
         """{acc}i_x += row of the weights times vec4 column x of b; rows no + i * spread, columns lo + x * over."""
         t = self.tile
         unroll = min(unroll, self.quads)
-        out = [f"for (var c = 0u; c < {self.quads}u; c += {unroll}u) {{"]
+        out = steps("c", self.quads, unroll)
         for u in range(unroll):
             for i in range(t.out_rows):
                 row = f"(no + {i * t.spread}u)"
-                turn = f"(((no + {i * t.spread}u) % {t.teams}u) & {self.mask}u)" if self.mask else "0u"
-                out.append(f"let p{i}_{u} = {self.name}[{row} * {self.quads}u + ((c + {u}u) ^ {turn})];")
+                col = exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads)
+                out.append(f"let p{i}_{u} = {self.name}[{row} * {self.quads}u + {col}];")
             for z, lane in enumerate(T.LANES):
                 row = f"((c + {u}u) * 4u + {z}u)"
                 for x in range(b.quads // t.over):
                     col = f"(lo + {x * t.over}u)"
                     if swizzled:
-                        col = f"({col} ^ {b.turn(row)})"
+                        col = b.column(col, b.turn(row))
                     out.append(f"let y{u}_{z}_{x} = {b.name}[{row} * {b.quads}u + {col}];")
                     for i in range(t.out_rows):
                         out.append(f"{acc}{i}_{x} = fma(vec4<f32>(p{i}_{u}.{lane}), y{u}_{z}_{x}, {acc}{i}_{x});")
