@@ -2,7 +2,7 @@
 
 python benchmarks/dispatch.py [--backend wgpu|dawn] [--json FILE]
 Host microseconds without waiting for the device, best of many rounds. The bare loop records, finishes and submits the very
-same dispatches in as many submissions through the backend's C functions and does nothing else.
+same dispatches in as many submissions through the backend's C functions and does nothing else (bare.py).
 """
 
 from __future__ import annotations
@@ -12,50 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import beside
+from bare import bare_loop, chain
 
 import meganeura as mg
 from meganeura import bench
 
 CHAIN = 300
-
-
-def chain(elements: int = 1024) -> Any:
-    """A compiled function of 300 adds, each of the result of the last, kept apart by rewrite='off'; warm, with its argument."""
-    x, y = mg.zeros(elements), mg.ones(elements)
-
-    def run(x: mg.Tensor) -> mg.Tensor:
-        for _ in range(CHAIN):
-            x = x + y
-        return x
-
-    compiled = mg.compile(run, rewrite="off")
-    assert abs(compiled(x)[0].item() - CHAIN) < 1e-3
-    return compiled, x
-
-
-def bare_loop(frozen: Any) -> Callable[[], None]:
-    """The same dispatches in as many submissions, recorded, finished and submitted with nothing around the C functions."""
-    device = frozen.device
-    n = device.native
-    chunks = [[(p, g, x, y, z) for p, g, _, x, y, z in chunk] for chunk in frozen.chunks]
-
-    def run() -> None:
-        null, pipe, bind, dispatch = n.NULL, n.set_pipeline, n.set_bind_group, n.dispatch
-        for chunk in chunks:
-            encoder = n.create_encoder(device.handle, null)
-            work = n.begin_pass(encoder, null)
-            for pipeline, group, x, y, z in chunk:
-                if pipeline is not None:
-                    pipe(work, pipeline)
-                bind(work, 0, group, 0, null)
-                dispatch(work, x, y, z)
-            n.end_pass(work)
-            n.release_pass(work)
-            commands = n.finish(encoder)
-            n.release_encoder(encoder)
-            n.submit(device.queue, [commands], [])
-
-    return run
 
 
 def each(calls: list[Callable[[], Any]], wait: Callable[[], Any], rounds: int = 60) -> list[float]:
@@ -87,7 +49,7 @@ def main() -> None:
     args = beside.start(__doc__ or "")
     bench.warm()
     rows = eager_rows(beside.cuda())
-    compiled, x = chain()
+    compiled, x = chain(CHAIN)
     frozen = compiled.session(x).frozen
     whole, list_alone, bare = (us / CHAIN for us in each([lambda: compiled(x), frozen.run, bare_loop(frozen)], mg.synchronize))
     for name, us in (("its list replayed", list_alone), ("the whole call", whole)):

@@ -5,7 +5,9 @@ in one compiled function. Run: python benchmarks/transformer.py [--layers N] [--
 CUDA, PyTorch runs the same model beside it: eager, under torch.compile, and as a CUDA graph.
 
 The floor is what this device's own rates allow: floating point operations of the products at the rate of a large product,
-bytes of all other dispatches at the rate of a large copy, and a small dispatch's time a dispatch, all measured in this run.
+bytes of all other dispatches at the rate of a large copy, and the time of dispatches and of the submissions that carry them,
+from bare loops (bare.py) over 10 and 300 small ones, each waiting for the last; all measured in this run. No overlap is assumed.
+"ms" is by the clock, with many calls in flight; "GPU ms" by timestamps around one submission of many calls.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from meganeura.ops.archetype import Matmul
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import beside
+from benchmarks import bare, beside
 
 F = nn.functional
 WIDTH, HEADS, LENGTH = 384, 6, 256
@@ -160,23 +162,26 @@ def first_results(layers: int, training: bool, rewrite: str, backend: str | None
 # ---- the floor ----
 
 
+FEW, MANY = 10, 300  # dispatches of the chains that tell a dispatch's time from a submission's
+
+
+def chain_ms(length: int) -> tuple[float, int]:
+    """Milliseconds of so many small dispatches in a bare loop, each waiting for the last, and their submissions."""
+    compiled, x = bare.chain(length)
+    frozen = compiled.session(x).frozen
+    return bench.milliseconds(bare.bare_loop(frozen), mg.synchronize), len(frozen.chunks)
+
+
 def rates() -> dict[str, float]:
-    """Bytes a second of a large copy, operations a second of a product of 1024, seconds of a small dispatch in a chain."""
+    """Bytes a second of a large copy, operations a second of a product of 1024, seconds of a small dispatch and of a submission."""
     elements = (64 << 20) if bench.is_gpu() else (4 << 20)
     a, b = mg.randn(elements), mg.randn(1024, 1024)
-    small = mg.randn(1024)
-
-    def chain(x: mg.Tensor) -> mg.Tensor:
-        for _ in range(150):
-            x = x.flip(0).sin()
-        return x
-
-    compiled = mg.compile(chain, rewrite="off")
     copy = bench.milliseconds(lambda: a.clone(), mg.synchronize)
     product = bench.milliseconds(lambda: b @ b, mg.synchronize)
-    many = bench.milliseconds(lambda: compiled(small), mg.synchronize)
-    dispatches = len(compiled.session(small).frozen.steps)
-    return {"bytes": 8e3 * elements / copy, "flops": 2e3 * 1024**3 / product, "dispatch": many / 1e3 / dispatches}
+    (few, one), (many, several) = chain_ms(FEW), chain_ms(MANY)
+    dispatch = (many - few * several / one) / (MANY - FEW * several / one)
+    submission = max(0.0, few - FEW * dispatch) / one
+    return {"bytes": 8e3 * elements / copy, "flops": 2e3 * 1024**3 / product, "dispatch": dispatch / 1e3, "submission": submission / 1e3}
 
 
 def flops(graph: Any) -> int:
@@ -195,9 +200,11 @@ def other_bytes(graph: Any) -> int:
     return sum(o.layout.numel * o.layout.dtype.itemsize for n in rest for o in dict.fromkeys((*n.reads(), *n.outputs)))
 
 
-def floor_ms(operations: int, graph: Any, dispatches: int, speed: dict[str, float]) -> float:
-    """Milliseconds that a graph takes at the device's rates."""
-    return 1e3 * (operations / speed["flops"] + other_bytes(graph) / speed["bytes"] + dispatches * speed["dispatch"])
+def floor_ms(operations: int, session: Any, speed: dict[str, float]) -> float:
+    """Milliseconds that a session takes at the device's rates."""
+    dispatches, submissions = len(session.frozen.steps), len(session.frozen.chunks)
+    counted = dispatches * speed["dispatch"] + submissions * speed["submission"]
+    return 1e3 * (operations / speed["flops"] + other_bytes(session.graph) / speed["bytes"] + counted)
 
 
 # ---- rows ----
@@ -213,13 +220,13 @@ def measured(name: str, made: tuple[Callable[..., Any], Any, Any], rewrite: str,
     compiled = mg.compile(fn, rewrite=rewrite)
     operations = flops(mg.compile(fn, rewrite="off").graph(x, y))
     ms = bench.milliseconds(lambda: compiled(x, y), mg.synchronize)
+    gpu_ms = bench.gpu_milliseconds(lambda: compiled(x, y))
     session = compiled.session(x, y)
-    plan, dispatches = session.plan, len(session.frozen.steps)
-    floor = floor_ms(operations, session.graph, dispatches, speed)
-    row: dict[str, Any] = {"case": f"{name}, {rewrite}", "dispatches": dispatches}
+    plan, floor = session.plan, floor_ms(operations, session, speed)
+    row: dict[str, Any] = {"case": f"{name}, {rewrite}", "dispatches": len(session.frozen.steps)}
     row["MB moved"] = sum(s["bytes"] for s in session.export()["steps"]) / 1e6
     row |= {"MB planned": plan.peak / 1e6, "MB without reuse": (plan.demanded + plan.outputs) / 1e6, "MB alive": plan.bound / 1e6}
-    return row | {"ms": ms, "floor ms": floor, "ms / floor": ms / floor}
+    return row | {"ms": ms, "GPU ms": gpu_ms, "floor ms": floor, "ms / floor": ms / floor}
 
 
 def cold(layers: int, training: bool, rewrite: str, backend: str | None) -> dict[str, float]:
@@ -337,7 +344,8 @@ def main() -> None:
     speed = {} if args.torch else rates()
     if speed:
         copy, product, small = speed["bytes"] / 1e9, speed["flops"] / 1e9, speed["dispatch"] * 1e6
-        print(f"copy {copy:.1f} GB/s, product {product:.1f} GFLOP/s, dispatch {small:.2f} us\n")
+        carrier = speed["submission"] * 1e6
+        print(f"copy {copy:.1f} GB/s, product {product:.1f} GFLOP/s, dispatch {small:.2f} us, submission {carrier:.1f} us\n")
     torch = beside.cuda()
     rows: list[dict[str, Any]] = []
 

@@ -111,6 +111,17 @@ class Output:
             self.device.graveyard.append(buffer)
 
 
+class _Varying:
+    """Numbers of one step of the frozen list, some of which the host computes anew each run: those at `slots` of `values` are
+    the run's numbers `sources`. `now`: what they were last."""
+
+    __slots__ = ("now", "slots", "sources", "step", "values")
+
+    def __init__(self, step: int, values: list[Any], slots: list[int], sources: list[int]) -> None:
+        self.step, self.values, self.slots, self.sources = step, values, slots, sources
+        self.now: list[Any] = []
+
+
 def _dump(folder: str, session: Session) -> None:
     """Write graph and plan beside those of other sessions."""
     path = Path(folder)
@@ -171,11 +182,11 @@ class Session:
     def _scalars(self, scalars: list[list[Any]]) -> None:
         """Constant numbers are written once, those with host scalars whenever these change."""
         assert self.frozen is not None
-        self.varying: list[tuple[int, list[Any], list[tuple[int, int]]]] = []
+        self.varying: list[_Varying] = []
         for i, values in enumerate(scalars):
-            places = [(k, v.index) for k, v in enumerate(values) if isinstance(v, HostScalar)]
+            places = {k: v.index for k, v in enumerate(values) if isinstance(v, HostScalar)}
             if places:
-                self.varying.append((i, list(values), places))
+                self.varying.append(_Varying(i, list(values), list(places), list(places.values())))
             elif values:
                 self.frozen.set_scalars(i, values)
 
@@ -224,13 +235,13 @@ class Session:
     def _renumber(self, numbers: Sequence[Any]) -> None:
         """Write the host's numbers where they changed."""
         assert self.frozen is not None
-        for i, values, places in self.varying:
-            if any(values[k] != numbers[n] or values[k] is None for k, n in places):
-                now = list(values)
-                for k, n in places:
-                    now[k] = numbers[n]
-                self.frozen.set_scalars(i, now)
-                values[:] = now  # last: what Ctrl-C cut short is written at the next run
+        for v in self.varying:
+            now = [numbers[n] for n in v.sources]
+            if now != v.now:
+                for k, number in zip(v.slots, now, strict=True):
+                    v.values[k] = number
+                self.frozen.set_scalars(v.step, v.values)
+                v.now = now  # last: what Ctrl-C cut short is written at the next run
 
     def _rebind(self, inputs: list[Any], outputs: list[Any]) -> None:
         """Let the frozen list use the inputs' and outputs' present buffers."""
