@@ -21,6 +21,7 @@ from typing import Any
 os.environ.setdefault("LP_NUM_THREADS", "0")  # read when the Vulkan instance is made
 
 import attention
+import bare
 import beside
 import conv
 import dispatch
@@ -155,7 +156,7 @@ def host_torch() -> Any:
 
 def tiny_dispatch() -> float:
     """Microseconds a dispatch of a list of 300, waited for; the best replay."""
-    compiled, x = dispatch.chain(8)
+    compiled, x = bare.chain(dispatch.CHAIN, 8)
     frozen = compiled.session(x).frozen
 
     def replay() -> None:

@@ -38,12 +38,13 @@ ARGS = "@builtin(workgroup_id) w: vec3<u32>, @builtin(subgroup_invocation_id) la
 def gemm(tile: Tile, f: Form, profile: Profile) -> str:
     """Grid: (ceil(N / cols), ceil(M / rows), matrices), one subgroup a workgroup."""
     value = f.types.value
-    setup_a, load_a = _row_operand(tile, f)
-    setup_b, load_b = _lane_operand(tile, f)
+    setup_a, load_a, next_a = _row_operand(tile, f)
+    setup_b, load_b, next_b = _lane_operand(tile, f)
     accs = [[f"c{i}_{j}" for j in range(tile.wide)] for i in range(tile.rows)]
     body = [f"let r = w.y * {tile.rows}u; let c = w.x * {tile.cols}u;", *matrix_place("w.z"), *setup_a, *setup_b]
     body += ["".join(f"var {c} = {value}();" for c in row) for row in accs]
-    body += ["var k = 0u;", "loop {", *load_a, *load_b, *_products(tile, f), f"continuing {{ k += {STEP}u; break if k >= p.k; }} }}"]
+    body += ["var k = 0u;", "loop {", *load_a, *load_b, *_products(tile, f)]
+    body.append(f"continuing {{ k += {STEP}u; {next_a}{next_b}break if k >= p.k; }} }}")
     body += _stores(tile, f, accs)
     return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
 
@@ -71,12 +72,17 @@ def _lanes_a_step(rows: int) -> int:
     return max(1, rows // 4)
 
 
-def _row_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
-    """Setup and loads of the operand whose elements are broadcast."""
+def _counted(names: list[str], ats: list[str], step: int) -> tuple[list[str], str]:
+    """Indices that grow by a constant every turn, which is cheaper than finding them from k: definitions and increments."""
+    return [f"var {n} = {at};" for n, at in zip(names, ats, strict=True)], "".join(f"{n} += {step}u; " for n in names)
+
+
+def _row_operand(tile: Tile, f: Form) -> tuple[list[str], list[str], str]:
+    """Setup, loads and increments of the operand whose elements are broadcast."""
     dtype, value = f.types.a, f.types.value
     if f.a == "p4":
-        setup = ["let a_panel = a_at + w.y * p.a_free + lane;"]
-        return setup, [f"let x{i} = a[a_panel + k * {PANEL // STEP}u + {i * LANES}u];" for i in range(PANEL // LANES)]
+        setup, after = _counted(["a_panel"], ["a_at + w.y * p.a_free + lane"], PANEL)
+        return setup, [f"let x{i} = a[a_panel + {i * LANES}u];" for i in range(PANEL // LANES)], after
     if f.a == "f4":
         per = _lanes_a_step(tile.rows)
         together = min(STEP, LANES // per)  # steps of K that one load covers
@@ -86,12 +92,14 @@ def _row_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
             k = f"k + a_k + {h * together}u" if h else "k + a_k"
             at = k if together * per == LANES and not f.tail else f"min({k}, p.k - 1u)"
             loads.append(f"let x{h} = {load(f'a[a_col + ({at}) * p.a_k]', dtype, value, True, _guard(f, k))};")
-        return setup, loads
-    loads_n = -(-tile.rows // LANES)
-    setup = [f"let a{i} = a_at + min(r + lane + {i * LANES}u, p.m - 1u) * p.a_free;" for i in range(loads_n)]
+        return setup, loads, ""
+    count = -(-tile.rows // LANES)
+    names, ats = [f"a{i}" for i in range(count)], [f"a_at + min(r + lane + {i * LANES}u, p.m - 1u) * p.a_free" for i in range(count)]
     if f.a == "k4":
-        return setup, [f"let x{i} = {load(f'a[a{i} + k / 4u]', dtype, value, True)};" for i in range(loads_n)]
-    return setup, [f"let x{i} = {_singles('a', f'a{i}', 'p.a_k', dtype, f)};" for i in range(loads_n)]
+        setup, after = _counted(names, ats, 1)
+        return setup, [f"let x{i} = {load(f'a[a{i}]', dtype, value, True)};" for i in range(count)], after
+    setup = [f"let {n} = {at};" for n, at in zip(names, ats, strict=True)]
+    return setup, [f"let x{i} = {_singles('a', f'a{i}', 'p.a_k', dtype, f)};" for i in range(count)], ""
 
 
 def _broadcast(tile: Tile, f: Form, i: int, q: int) -> str:
@@ -103,23 +111,36 @@ def _broadcast(tile: Tile, f: Form, i: int, q: int) -> str:
     return f"subgroupBroadcast(x{i // LANES}.{XYZW[q]}, {i % LANES}u)"
 
 
-def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str]]:
-    """Setup and loads of the operand of which a lane holds `wide` neighbouring columns."""
+def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str], str]:
+    """Setup, loads and increments of the operand of which a lane holds `wide` neighbouring columns."""
     dtype, value = f.types.b, f.types.value
     if f.b == "f4":
-        loads = []
-        for q in range(STEP):
-            k = f"k + {q}u" if q else "k"
-            loads.append(f"let y{q} = {load(f'b[b_col + ({_at(f, k)}) * p.b_k]', dtype, value, True, _guard(f, k))};")
-        return ["let b_col = b_at + min(c / 4u + lane, p.n / 4u - 1u);"], loads
+        return _lane_rows(f)
     if f.b == "p4":
-        setup = ["let b_panel = b_at + w.x * p.b_free + lane * 4u;"]
-        return setup, [f"let y{j} = b[b_panel + k * {PANEL // STEP}u + {j}u];" for j in range(4)]
+        setup, after = _counted(["b_panel"], ["b_at + w.x * p.b_free + lane * 4u"], PANEL)
+        return setup, [f"let y{j} = b[b_panel + {j}u];" for j in range(4)], after
     first = f"c + lane * {tile.wide}u"
-    setup = [f"let b{j} = b_at + min({first} + {j}u, p.n - 1u) * p.b_free;" for j in range(tile.wide)]
+    names, ats = [f"b{j}" for j in range(tile.wide)], [f"b_at + min({first} + {j}u, p.n - 1u) * p.b_free" for j in range(tile.wide)]
     if f.b == "k4":
-        return setup, [f"let y{j} = {load(f'b[b{j} + k / 4u]', dtype, value, True)};" for j in range(tile.wide)]
-    return setup, [f"let y{j} = {_singles('b', f'b{j}', 'p.b_k', dtype, f)};" for j in range(tile.wide)]
+        setup, after = _counted(names, ats, 1)
+        return setup, [f"let y{j} = {load(f'b[b{j}]', dtype, value, True)};" for j in range(tile.wide)], after
+    setup = [f"let {n} = {at};" for n, at in zip(names, ats, strict=True)]
+    return setup, [f"let y{j} = {_singles('b', f'b{j}', 'p.b_k', dtype, f)};" for j in range(tile.wide)], ""
+
+
+def _lane_rows(f: Form) -> tuple[list[str], list[str], str]:
+    """The same of an operand whose columns are neighbours: a vec4 a step of K."""
+    dtype, value = f.types.b, f.types.value
+    column = "b_at + min(c / 4u + lane, p.n / 4u - 1u)"
+    if f.tail:
+        loads = [
+            f"let y{q} = {load(f'b[b_col + (min(k + {q}u, p.k - 1u)) * p.b_k]', dtype, value, True, _guard(f, f'k + {q}u'))};"
+            for q in range(STEP)
+        ]
+        return [f"let b_col = {column};"], loads, ""
+    setup = [f"var b_row = {column}; let b_2 = 2u * p.b_k; let b_3 = 3u * p.b_k; let b_step = {STEP}u * p.b_k;"]
+    places = ["b_row", "b_row + p.b_k", "b_row + b_2", "b_row + b_3"]
+    return setup, [f"let y{q} = {load(f'b[{at}]', dtype, value, True)};" for q, at in enumerate(places)], "b_row += b_step; "
 
 
 def _products(tile: Tile, f: Form) -> list[str]:
