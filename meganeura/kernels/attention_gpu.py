@@ -117,7 +117,7 @@ def _lowered(p: Problem, form: Form, rows: int, heads: int, out: Source, lse: So
     ]
     access = ("read", "read", "read", "read_write", "read_write", *("read" for _ in A.rules_arrays(p.rules)))
     numbers = (p.q.number, p.k.number, p.v.number, target.number, sums.number, *A.rules_numbers(p))
-    kernel = Kernel(("attention gpu", form, G.BOUNDED, G.ENDING), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
+    kernel = Kernel(("attention gpu", form), partial(_source, form), access, repr(p.call.op), scalars=True, trusted=True)
     launches = [Launch(kernel, numbers, (heads, tiles * parts, p.batch), T.pack(words), p.scalars())]
     if parts > 1:
         launches.append(combine(TEMP(0), TEMP(1), parts, out, lse, p.rules.blank))

@@ -158,7 +158,7 @@ def _launch(
     tiles = -(-extent // f.tile.rows)
     access = (*["read"] * 5, *["read_write"] * (len(results) + len(kept)), *("read" for _ in A.rules_arrays(p.rules)))
     numbers = (p.q.number, p.k.number, p.v.number, grad.number, stats, *(x.number for x in results), *kept, *A.rules_numbers(p))
-    kernel = Kernel(("attention grad", f, G.BOUNDED, G.ENDING), partial(_source, f), access, repr(p.call.op), scalars=True, trusted=True)
+    kernel = Kernel(("attention grad", f), partial(_source, f), access, repr(p.call.op), scalars=True, trusted=True)
     return Launch(kernel, numbers, (heads, tiles, p.batch), _words(p, f, grad, tiles, results), p.scalars())
 
 

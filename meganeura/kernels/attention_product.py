@@ -69,7 +69,7 @@ def _source(f: Product, profile: Profile) -> str:
     body += [f"let high = origin + i32(min(row0 + {ROWS}u, p.rows)) - 1; let from_ = begin(low); let to_ = end(high);"]
     body += ["let k_base = p.k_at + b * p.k_b + kvh * p.k_h; let d_base = (b * p.heads + h) * p.keys;"]
     body += G.zeros([f"x{j}_{c}" for j in range(4) for c in columns], True)
-    body += [f"for (var t = from_; t < to_; t += {ROWS}u) {{", "workgroupBarrier();"]
+    body += [*G.walk(ROWS), "workgroupBarrier();"]
     kept = "kept_all.d" if f.wrap else "kept"
     quad = "min(row0 / 4u + {col}, p.quads - 1u)"
     read_d, put_d = d.fetch(size, f"{kept}[(d_base + min(t + {{row}}, to_ - 1u)) * p.quads + {quad}]", "ld")
@@ -80,7 +80,7 @@ def _source(f: Product, profile: Profile) -> str:
         at = f"(tid + {e * size}u)"
         seen = f"seen_by(ld{e}, 0.0, i32(t + {at} / {ROWS // 4}u), origin, row0 + {at} % {ROWS // 4}u * 4u)"
         body.append(f"ld{e} = select({seen}, vec4<f32>(), t + {at} / {ROWS // 4}u >= to_);")
-    body += ["}", *put_d, *put_k, "workgroupBarrier();", f"for (var c = 0u; c < {ROWS}u; c += 4u) {{"]
+    body += ["}", *put_d, *put_k, "workgroupBarrier();", *G.steps("c", ROWS, 4)]
     for u in range(4):
         body.append(f"let a{u} = sd[(c + {u}u) * {ROWS // 4}u + tq];")
         for c in columns:

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 
 from . import template as T
 
-BOUNDED = True  # indices and inner loops whose bounds Tint sees
-ENDING = True  # and the loop over tiles
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -114,9 +111,7 @@ class Staged:
 
 
 def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
-    """col ^ turn, where col < quads and turn <= mask, so that it is seen to be less than quads."""
-    if not BOUNDED:
-        return f"({col} ^ {turn})"
+    """col ^ turn, where col < quads and turn <= mask, so that Tint sees it to be less than quads and does not clamp."""
     if not mask:
         return col
     if quads & (quads - 1) == 0:
@@ -125,16 +120,12 @@ def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
 
 
 def steps(name: str, count: int, step: int) -> list[str]:
-    """The head of a loop: {name} = 0, step, ... below count, a multiple of step."""
-    if not BOUNDED:
-        return [f"for (var {name} = 0u; {name} < {count}u; {name} += {step}u) {{"]
+    """The head of a loop: {name} = 0, step, ... below count, a multiple of step. Tint follows counters that grow by one."""
     return [f"for (var turn_{name} = 0u; turn_{name} < {count // step}u; turn_{name} += 1u) {{ let {name} = turn_{name} * {step}u;"]
 
 
 def walk(step: int) -> list[str]:
-    """The head of a loop: t = from_, from_ + step, ... below to_."""
-    if not ENDING:
-        return [f"for (var t = from_; t < to_; t += {step}u) {{"]
+    """The head of a loop: t = from_, from_ + step, ... below to_. Tint counts turns of every loop whose end it does not see."""
     head = f"for (var turn = 0u; turn < {(1 << 31) // step - 1}u; turn += 1u) {{"
     return [f"{head} let t = from_ + turn * {step}u; if (t >= to_) {{ break; }}"]
 
