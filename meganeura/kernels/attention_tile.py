@@ -91,7 +91,7 @@ class Staged:
 
     def column(self, col: str, turn: str) -> str:
         """Where column `col` of a row that is turned by `turn` lies."""
-        return exchanged(col, turn, self.mask, self.quads)
+        return T.exchanged(col, turn, self.mask, self.quads)
 
     def fetch(self, size: int, address: str, tag: str) -> tuple[list[str], list[str]]:
         """Lines that read the operand into registers, and lines that put these into workgroup memory. `address` gives the
@@ -108,15 +108,6 @@ class Staged:
             read.append(f"let {tag}{e} = {address.format(row=row, col=col)};")
             put.append(f"{guard}{{ {self.name}[{row} * {self.quads}u + {self.column(col, self.turn(row))}] = {tag}{e}; }}")
         return read, put
-
-
-def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
-    """col ^ turn, where col < quads and turn <= mask, so that Tint sees it to be less than quads and does not clamp."""
-    if not mask:
-        return col
-    if quads & (quads - 1) == 0:
-        return f"(({col} ^ {turn}) % {quads}u)"
-    return f"({col} / {mask + 1}u * {mask + 1}u + ({col} ^ {turn}) % {mask + 1}u)"
 
 
 def steps(name: str, count: int, step: int) -> list[str]:
@@ -173,7 +164,7 @@ class Weights:
         for i in range(t.tr):
             for g in range(t.tc // 4):
                 four = ", ".join(f"{value}{i}_{g * 4 + j}" for j in range(4))
-                col = exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads)
+                col = T.exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads)
                 out.append(f"{self.name}[(tq + {i * t.teams}u) * {self.quads}u + {col}] = vec4<f32>({four});")
         return out
 
@@ -185,7 +176,7 @@ class Weights:
         for u in range(unroll):
             for i in range(t.out_rows):
                 row = f"(no + {i * t.spread}u)"
-                col = exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads)
+                col = T.exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads)
                 out.append(f"let p{i}_{u} = {self.name}[{row} * {self.quads}u + {col}];")
             for z, lane in enumerate(T.LANES):
                 row = f"((c + {u}u) * 4u + {z}u)"

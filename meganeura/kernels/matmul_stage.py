@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..dtype import DType
+from . import template as T
 from .choices import Tile
 from .matmul_wgsl import XYZW, load, zero
 
@@ -95,6 +96,10 @@ class Operand:
             return f"t{self.name}[({k}) / {d}u][({k}) % {d}u][{column}]"
         return f"t{self.name}[0][{k}][{column}]"
 
+    def turned(self, column: str, turn: str) -> str:
+        """A quad column exchanged with one of the eight it lies among."""
+        return T.exchanged(column, f"({turn})", 7, self.block // 4)
+
     # storage
 
     def unit(self, e: int) -> str:
@@ -113,7 +118,7 @@ class Operand:
             if self.turn == "s4":
                 lines.append(f"let {n}q{e} = {n}r{e} / 4u; let {n}z{e} = {n}r{e} % 4u;")
             if self.turn == "quad":
-                lines.append(f"let {n}x{e} = {n}r{e} ^ (({n}c{e} * {self.spread}u) & 7u);")
+                lines.append(f"let {n}x{e} = {self.turned(f'{n}r{e}', f'({n}c{e} * {self.spread}u) & 7u')};")
             lines += self._places(e)
         return lines
 
@@ -229,8 +234,8 @@ class Operand:
         at = f"{self.name}i{i}"
         if self.turn == "quad":
             shift = (k // 4 * self.spread) & 7
-            base = f"({at} ^ turn_{self.name})" if self.tile.groups > 1 else at
-            at = f"({base} ^ {shift}u)" if shift else base
+            turns = [f"turn_{self.name}"] * (self.tile.groups > 1) + [f"{shift}u"] * bool(shift)
+            at = self.turned(at, " ^ ".join(turns)) if turns else at
         text = f"t{self.name}[{g}][{k}][{at}]"
         if self.turn == "s4":
             return f"vec4<{self.value}>({', '.join(f'{text}[{u}]' for u in range(4))})"

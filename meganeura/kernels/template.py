@@ -389,3 +389,12 @@ def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str, nar
         ranges.append((start, end - start))
         shifts.append(start // size)
     return tuple(ranges), tuple(shifts)
+
+
+def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
+    """col ^ turn, where col < quads and turn <= mask, so that Tint sees it to be less than quads and does not clamp."""
+    if not mask:
+        return col
+    if quads & (quads - 1) == 0:
+        return f"(({col} ^ {turn}) % {quads}u)"
+    return f"({col} / {mask + 1}u * {mask + 1}u + ({col} ^ {turn}) % {mask + 1}u)"
