@@ -36,6 +36,7 @@ from meganeura.gpu import current
 
 COPIES, TURNS = 3, 5
 SECONDS = 0.05  # of CPU time a measurement
+SETTLE = 0.02  # seconds before one: PyTorch's threads spin for a while after their work, and a copy would pay for it
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ CONVOLUTIONS = {(2, 64, 32): (1.26, 1.28), (4, 64, 56): (1.04, 1.13), (4, 256, 1
 
 def cpu_seconds(start: Callable[[], Any], calls: int) -> float:
     """Seconds a call if two cores were free: half the CPU time of the process."""
+    time.sleep(SETTLE)
     begin = time.process_time()
     for _ in range(calls):
         start()
