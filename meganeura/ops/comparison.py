@@ -48,7 +48,7 @@ _WHOLE = "f32({a}) <= {{atol}} + abs({{rtol}} * f32({{other}}))"
 @op(
     Pointwise(
         {
-            "f": "{input} == {other}"
+            "f": "({input} == {other} && !is_nan({input}))"
             " || (is_finite({input}) && is_finite({other}) && abs({input} - {other}) <= {atol} + abs({rtol} * {other}))"
             " || ({equal_nan} == 1 && is_nan({input}) && is_nan({other}))",
             "i": _WHOLE.format(a="abs({input} - {other})"),
