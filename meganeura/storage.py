@@ -98,6 +98,9 @@ class Storage:
         return padded_bytes(self.elements, self.dtype)
 
     def __del__(self) -> None:
-        release = self.release
+        try:
+            release = self.release
+        except AttributeError:  # Ctrl-C struck before __init__
+            return
         if release is not None and self.buffer is not None:
             release(self.buffer)

@@ -7,7 +7,7 @@ out results, and puts a node on the caller's tape where results have history.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import dispatch
 from ..autodiff import edge_of
@@ -26,6 +26,7 @@ from .node import CompiledNode
 from .options import Options
 from .record import Argument, Concrete, GradEffect, Made, Record, Result
 from .report import Report
+from .reuse import own_gradient
 from .session import Session
 from .tree import rebuild
 
@@ -58,6 +59,7 @@ class Program:
         self.written = self.graph.written_inputs()
         self.forward_hosts = _host_calls(self.hosts, 0, record.backward[0].hosts[0] if record.backward else None)
         self.session: Session | None = None
+        self.consumed: CompiledNode | None = None  # the node of every call, if all that it can do is to raise `error`
         for effect in self.effects:
             effect.grad = None  # known by its tensor from now on; last call's gradients need not live
         self._slots(len(record.argument_cells))
@@ -85,7 +87,18 @@ class Program:
         self.input_slots = [slot[c] for c in self.graph.inputs]
         self.number_of = {id(r): i for i, r in enumerate(self.results)}
         self.single = self.number_of[id(self.template)] if isinstance(self.template, _RESULTS) else -1
-        self.unread = [e for e in self.effects if not e.read and isinstance(e.after, Made)]
+        self.grads = [
+            _Grad(e, e.after, self.number_of.get(id(e.after), -1), self._own_output(e)) for e in self.effects if e.after is not None
+        ]
+
+    def _own_output(self, effect: GradEffect) -> int:
+        """The number of the output that is a new `.grad` and nothing else, and replaces one that is not read; or -1."""
+        if effect.read or not isinstance(effect.after, Made):
+            return -1
+        cell = effect.after.operand.value.cell
+        users = [*self.results, *(e.after for e in self.effects)]
+        alone = sum(isinstance(r, Made) and r.operand.value.cell is cell for r in users) == 1 and cell not in self.saved
+        return self.graph.outputs.index(cell) if alone and cell in self.graph.outputs else -1
 
     def _backward_graph(self, part: Backward) -> Graph:
         graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts, constants=self.constant_of)
@@ -136,29 +149,41 @@ class Program:
         again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
         given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
         bound, copied = self._bind(leaves, sources, given)
-        for effect in self.unread:
-            target_of(effect, leaves).grad = None  # it is overwritten unread: its memory may serve again
+        kept = self._overwritten(session, leaves)
         numbers = self._numbers()
         given += self.constants
         given += self.derived.storages(given, self.slot)
         given += bound
-        given += session.run([given[k] for k in self.input_slots], numbers)
+        given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
         node = self._node(leaves, given, numbers, again) if self.roots else None
         tensors = [self._result(r, leaves, given, node) for r in self.results]
         if self.overlapping:
             self._tie(tensors, leaves, copied)
-        for effect in self.effects:
-            after = effect.after
-            if after is not None:
-                known = self.number_of.get(id(after), -1)
+        for effect, after, known, own in self.grads:
+            if own < 0 or kept[own] is None:
                 target_of(effect, leaves).grad = self._result(after, leaves, given, None) if known < 0 else tensors[known]
         if self.mode is not None:
             dispatch.state.grad = self.mode
         if self.single >= 0:
             return tensors[self.single]
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
+
+    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> list[Storage | None]:
+        """An output each: the storage of the `.grad` that it overwrites. Other `.grad`s that are replaced unread are let go of:
+        their memory may serve again."""
+        kept: list[Storage | None] = [None] * len(session.outputs)
+        for effect, after, _, own in self.grads:
+            if effect.read or not isinstance(after, Made):
+                continue
+            target = target_of(effect, leaves)
+            g = None if own < 0 else own_gradient(target, session.outputs[own].bound, after.operand.layout)
+            if g is None:
+                target.grad = None
+            else:
+                kept[own] = g._storage
+        return kept
 
     def _numbers(self) -> list[Any]:
         """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
@@ -209,9 +234,15 @@ class Program:
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
     def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> CompiledNode:
+        node = self.consumed
+        if node is not None and node.hooks is None and node.retain is None:
+            return node
         edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         metas: list[Layout | None] = [r.operand.layout for r in self.roots]
-        return CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
+        node = CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
+        if self.error is not None and not any(isinstance(t, int) for t in self.leaves):
+            self.consumed = node
+        return node
 
     def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None) -> Any:
         if isinstance(result, Argument):
@@ -255,7 +286,7 @@ class Program:
         calls = _host_calls(self.hosts, *found.part.hosts)
         first = found.part.hosts[0]
         every = [*numbers, *([None] * (first - len(numbers))), *(v for fn, _ in calls for v in fn())]
-        made = found.session.run([given[c] for c in found.graph.inputs], every)
+        made = found.session.run([given[c] for c in found.graph.inputs], every, [None] * len(found.graph.outputs))
         given.update(zip(found.graph.outputs, made, strict=True))
         return [None if g is None else Tensor._make(given[g.value.cell], g.layout) for g in found.part.grads]
 
@@ -274,6 +305,15 @@ def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
     grad = target_of(effect, leaves).grad
     assert grad is not None, "a guard checks it"
     return grad._storage
+
+
+class _Grad(NamedTuple):
+    """A change of `.grad`: to which result (`known`: its number among the function's, or -1); `own`: see _own_output."""
+
+    effect: GradEffect
+    after: Result
+    known: int
+    own: int
 
 
 _RESULTS: Any = (Argument, Concrete, Made)

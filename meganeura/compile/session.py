@@ -101,6 +101,10 @@ class Output:
             self.device.free(free.pop(0))
         return buffer
 
+    def storage(self, buffer: Any) -> Storage:
+        """A storage for the caller; its buffer comes back when it dies."""
+        return Storage(self.dtype, self.elements, buffer, self.world, self.take_back)
+
     def take_back(self, buffer: Any) -> None:
         """Called by a dying Storage of the caller's, maybe after the session died: only appends."""
         (self.device.graveyard if self.closed else self.returned).append(buffer)
@@ -192,8 +196,9 @@ class Session:
 
     # ---- running ----
 
-    def run(self, inputs: Sequence[Storage], numbers: Sequence[Any]) -> list[Storage]:
-        """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell."""
+    def run(self, inputs: Sequence[Storage], numbers: Sequence[Any], kept: Sequence[Storage | None]) -> list[Storage]:
+        """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell: that of
+        `kept`, which this session made in its last run and which is overwritten now, or a new one."""
         with self.device.lock:
             now = [s.buffer for s in inputs]
             for buffer in now:
@@ -203,20 +208,24 @@ class Session:
                 self._freeze(now)
             outputs: list[Any] = []
             try:
-                for o in self.outputs:
-                    outputs.append(o.next())
+                for o, storage in zip(self.outputs, kept, strict=True):
+                    outputs.append(o.next() if storage is None else storage.buffer)
                 self._rebind(now, outputs)
                 self._renumber(numbers)
                 if self.steps:
                     self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
-                for o, buffer in zip(self.outputs, outputs):
-                    o.free.append(buffer)
+                for o, buffer, storage in zip(self.outputs, outputs, kept):
+                    if storage is None:
+                        o.free.append(buffer)
                 raise
             self.runs += 1
             for i in self.written:
                 inputs[i].version += 1
-            made = [Storage(o.dtype, o.elements, b, o.world, o.take_back) for o, b in zip(self.outputs, outputs, strict=True)]
+            made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept, strict=True)]
+            for storage in kept:
+                if storage is not None:
+                    storage.version += 1
             self.debugged = None
             if (debug := debugging.active()) is not None:
                 run = debugging.Run(inputs, made)

@@ -246,7 +246,8 @@ print("alive", flush=True)
                 if select.select([process.stdout], [], [], 5)[0]:
                     break
             assert process.stdout.readline().strip() == "caught"
-        out, err = process.communicate()
+        out, err = process.stdout.read(), process.stderr.read()  # not communicate(), which passes over what readline() buffered
+        process.wait()
     finally:
         watchdog.cancel()
         process.kill()
