@@ -1,9 +1,10 @@
 """Constant folding: what needs no input is computed once, when the program is made.
 
-In: a graph and the tensors of its constant cells. Out: the graph with fewer nodes. Two things happen:
+In: a graph and the tensors of its constant cells. Out: the graph with fewer nodes. Three things happen:
 1. a tensor of one value (a fill, arithmetic on fills) is read as a number wherever an op takes numbers;
 2. other nodes without inputs run now, eagerly, and what they make becomes constants of the session: masks, positions,
-   tables. Not random ones, nor what is handed out or changed in place, nor what a chain computes in registers anyway.
+   tables. Not random ones, nor what is handed out or changed in place, nor what a chain computes in registers anyway;
+3. rows that can do without an input of known values say so (Op.known): attention without a causal mask.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST = 16 << 20  # bytes of one constant
 MOST = 64 << 20  # bytes of all that one graph gets
-NUMBERS, ONCE = "a tensor of one value as a number", "computed once"
+NUMBERS, ONCE, KNOWN = "a tensor of one value as a number", "computed once", "an input of known values left out"
 
 _PLACES = re.compile(r"\{(index|block|lane)\}")
 _NAME = re.compile(r"\{(\w+)\}")
@@ -44,6 +45,7 @@ def fold_constants(graph: Graph, context: Context) -> None:
     folding = _Folding(graph, context)
     folding.numbers()
     folding.constants()
+    folding.known()
     if folding.found:
         prune(graph)
 
@@ -209,6 +211,24 @@ class _Folding:
             run_once(step, tensors, self.graph.constants)
             self.graph.once.append(step)
         return tensors[out.value]
+
+    # ---- inputs of known values ----
+
+    def known(self) -> None:
+        """Let rows change their arguments where they know what an input holds."""
+        for node in self.graph.nodes:
+            if node.op.known is None or node.in_place or len(node.parts) > 1:
+                continue
+            given = dict(zip(node.op.names, node.args, strict=True))
+            arrays = {n: self._array(v) for n, v in given.items() if isinstance(v, Operand) and v.value.cell in self.graph.constants}
+            changed = node.op.known(**{**given, **arrays}) if arrays else None
+            if changed is not None:
+                node.args = tuple(({**given, **changed}).values())
+                node.inferred = infer(node.op, node.named())
+                self._note(KNOWN, node)
+
+    def _array(self, operand: Operand) -> np.ndarray[Any, Any]:
+        return Tensor._make(self.graph.constants[operand.value.cell], operand.layout).numpy()
 
     def _note(self, what: str, node: Node | None) -> None:
         assert node is not None

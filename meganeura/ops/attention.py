@@ -10,7 +10,7 @@ float) have no gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,10 +205,21 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _known(qkv: Sequence[Any], mask: Any, position: Any, causal: bool, window: int, offset: int, **rest: Any) -> Mapping[str, Any] | None:
+    """A mask that hides the keys behind a query's own place needs no reading: that is `causal`."""
+    area = (qkv[0].layout.shape[2], qkv[1].layout.shape[2])
+    if not isinstance(mask, np.ndarray) or causal or window or offset or position is not None or mask.shape[-2:] != area or area[0] < 2:
+        return None
+    seen, hidden = (mask, ~mask) if mask.dtype == np.bool_ else (mask == 0, mask == -np.inf)
+    lower = np.tri(*area, dtype=np.bool_)
+    return {"mask": None, "causal": True, "undefined": False} if (seen == lower).all() and (hidden != lower).all() else None
+
+
 @op(
     Kernel("attention", anywhere=(0,)),
     rule=_rule,
     ref=_ref,
+    known=_known,
     grad={"qkv": _backward},
     differentiable=(True, False),
     samples=_samples,

@@ -81,10 +81,9 @@ class Op:
     """A row of the table."""
 
     __slots__ = (
-        "__weakref__", "archetype", "built", "commutes", "differentiable", "doc", "domain", "grad", "inputs", "is_view", "kinds", "layout",
-        "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
-        "shown",
-        "static_index", "torch",
+        "__weakref__", "archetype", "built", "commutes", "differentiable", "doc", "domain", "grad", "inputs", "is_view", "kinds", "known",
+        "layout", "method", "module", "mutates", "name", "names", "params", "public", "random", "ref", "rule", "rule_args", "samples",
+        "shown", "static_index", "torch",
     )  # fmt: skip
 
     def __init__(self, name: str, module: str, doc: str, archetype: Archetype, params: Sequence[Param], **fields: Any) -> None:
@@ -99,6 +98,8 @@ class Op:
         self.grad: Mapping[str, Callable[..., Any] | None] = fields.pop("grad", {})
         self.rule: Callable[..., Inferred | Sequence[Spec] | Spec] | None = fields.pop("rule", None)
         self.layout: Callable[..., Layout] | None = fields.pop("layout", None)
+        # by the names of the arguments, tensors of known values as numpy arrays: the arguments that may change for it, or None
+        self.known: Callable[..., Mapping[str, Any] | None] | None = fields.pop("known", None)
         self.samples: Callable[[], Sequence[Sample]] | None = fields.pop("samples", None)
         self.differentiable: tuple[bool, ...] = fields.pop("differentiable", ())
         self.mutates: tuple[str, ...] = fields.pop("mutates", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import meganeura as mg
 from meganeura.compile import constants
@@ -117,3 +118,58 @@ def test_constants_of_a_backward_graph() -> None:
     got, x.grad = x.grad.numpy(), None
     (masked(x) * weights).sum().backward()
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def attending(mask: Any, spell: Any) -> Any:
+    """A function of queries, keys and values that masks scores with mask(rows, keys), as spell(scores, mask) does."""
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.transpose(-1, -2) * 0.5
+        return spell(scores, mask(q.shape[-2], k.shape[-2])).softmax(-1) @ v
+
+    return f
+
+
+def lower(rows: int, keys: int) -> Any:
+    return mg.ones(rows, keys, dtype="bool").tril()
+
+
+SPELLINGS = {
+    "where": (lower, lambda s, m: mg.where(m, s, float("-inf"))),
+    "masked_fill": (lambda r, k: mg.ones(r, k, dtype="bool").triu(1), lambda s, m: s.masked_fill(m, float("-inf"))),
+    "added": (lambda r, k: mg.full((r, k), float("-inf")).triu(1), lambda s, m: s + m),
+    "of heads": (lambda r, k: lower(r, k).expand(3, r, k), lambda s, m: mg.where(m, s, float("-inf"))),
+    "host data": (lambda r, k: mg.tensor(np.tri(r, k, dtype=bool)), lambda s, m: mg.where(m, s, float("-inf"))),
+}
+OTHERS = {
+    "strictly lower": (lambda r, k: mg.ones(r, k, dtype="bool").tril(-1), lambda s, m: mg.where(m, s, float("-inf"))),
+    "a place later": (lambda r, k: mg.ones(r, k, dtype="bool").tril(1), lambda s, m: mg.where(m, s, float("-inf"))),
+    "upper": (lambda r, k: mg.ones(r, k, dtype="bool").triu(), lambda s, m: mg.where(m, s, float("-inf"))),
+    "finite": (lambda r, k: mg.full((r, k), -100.0).triu(1), lambda s, m: s + m),
+    "a bias": (lambda r, k: mg.where(lower(r, k), 0.5, float("-inf")), lambda s, m: s + m),
+    "a row": (lambda r, k: mg.ones(1, k, dtype="bool").tril(), lambda s, m: mg.where(m, s, float("-inf"))),
+}
+
+
+def heads(rows: int, keys: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [mg.tensor(rng.standard_normal((2, 3, n, 8)).astype(np.float32)) for n in (rows, keys, keys)]
+
+
+@pytest.mark.parametrize("size", [(9, 9), (6, 13), (13, 6)], ids=str)
+@pytest.mark.parametrize(("mask", "spell"), SPELLINGS.values(), ids=SPELLINGS)
+def test_attention_knows_a_causal_mask(mask: Any, spell: Any, size: tuple[int, int]) -> None:
+    given = heads(*size)
+    g = compiled(attending(mask, spell), *given)
+    assert g.report(*given)[0].count(constants.KNOWN) == 1
+    assert ops(g, *given) == {"attention"}
+    assert not any(c.role == "constant" for c in g.graph(*given).inputs)
+
+
+@pytest.mark.parametrize(("mask", "spell"), OTHERS.values(), ids=OTHERS)
+def test_attention_reads_other_masks(mask: Any, spell: Any) -> None:
+    given = heads(9, 9)
+    f = attending(mask, spell)
+    g = mg.compile(f)
+    np.testing.assert_allclose(g(*given).numpy(), f(*given).numpy(), rtol=1e-5, atol=1e-6)
+    assert g.report(*given)[0].count(constants.KNOWN) == 0
