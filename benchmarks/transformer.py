@@ -7,7 +7,7 @@ CUDA, PyTorch runs the same model beside it: eager, under torch.compile, and as 
 The floor is what this device's own rates allow: floating point operations of the products at the rate of a large product,
 bytes of all other dispatches at the rate of a large copy, and the time of dispatches and of the submissions that carry them,
 from bare loops (bare.py) over 10 and 300 small ones, each waiting for the last; all measured in this run. No overlap is assumed.
-"ms" is by the clock, with many calls in flight; "GPU ms" by timestamps around one submission of many calls.
+"ms" is by the clock, with many calls in flight; "GPU ms" the sum of their passes by timestamps.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ def rates() -> dict[str, float]:
     copy = bench.milliseconds(lambda: a.clone(), mg.synchronize)
     product = bench.milliseconds(lambda: b @ b, mg.synchronize)
     (few, one), (many, several) = chain_ms(FEW), chain_ms(MANY)
-    dispatch = (many - few * several / one) / (MANY - FEW * several / one)
+    carried = MANY - FEW * several / one  # dispatches more in as many submissions; none if every dispatch is a submission of its own
+    dispatch = max(0.0, (many - few * several / one) / carried) if carried else many / MANY
     submission = max(0.0, few - FEW * dispatch) / one
     return {"bytes": 8e3 * elements / copy, "flops": 2e3 * 1024**3 / product, "dispatch": dispatch / 1e3, "submission": submission / 1e3}
 

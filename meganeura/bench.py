@@ -52,7 +52,8 @@ def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_second
 
 
 def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:
-    """GPU milliseconds a call by timestamps around one submission of many calls: best of three rounds. Device clocks stay warm between."""
+    """GPU milliseconds a call, the sum of the passes of many calls by timestamps: best of three rounds. Eager ops are one pass,
+    a compiled call has its own. Device clocks stay warm between."""
     from .gpu import timing
 
     def many() -> None:

@@ -81,7 +81,11 @@ class Compiled:
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Tensor], list[int]]:
         """The program of a call, traced now if there is none that is valid."""
         leaves: list[Tensor] = []
-        spec = flatten((args, kwargs), leaves) if kwargs or not _only_tensors(args, leaves) else len(args)
+        spec: Any = len(args)  # the usual: tensors alone
+        if kwargs or not all(isinstance(a, Tensor) for a in args):
+            spec = flatten((args, kwargs), leaves)
+        else:
+            leaves.extend(args)
         sources = same_storage(leaves)
         facts = [(t.layout.dtype, t.layout.shape, _history(t), leaves[s] is t, s) for t, s in zip(leaves, sources, strict=True)]
         world = dispatch.hooks.eager()
@@ -176,18 +180,9 @@ class Compiled:
         return f"<compiled {self.name}: {self.sessions} sessions, {self.traces} traces>"
 
 
-def _only_tensors(args: tuple[Any, ...], leaves: list[Tensor]) -> bool:
-    """Whether arguments are tensors and nothing else, as they mostly are; these are the `leaves` then."""
-    for a in args:
-        if not isinstance(a, Tensor):
-            return False
-    leaves.extend(args)
-    return True
-
-
 def _history(t: Tensor) -> Any:
     """0: no gradient wanted, 1 (or its hooks): a leaf that wants one, 2: computed with history."""
-    if t._node is None and t._base is None:
+    if t._node is None and t._base is None:  # nothing to bring up to date
         return (hooks_of(t) or 1) if t._leaf else 0
     return 0 if not t.requires_grad else (hooks_of(t) or 1) if t.grad_fn is None else 2
 

@@ -27,6 +27,7 @@ class Guard:
     def __init__(self, record: Record, epoch: int) -> None:
         self.epoch = epoch
         self.grads = [e for e in record.effects if e.read]
+        self.pattern = _pattern([e.grad for e in self.grads])
         paths = {e.grad._storage.uid for e in self.grads if e.grad is not None}
         self.tensors = [
             (s.tensor, s.tensor.layout, s.tensor.requires_grad, hooks_of(s.tensor))
@@ -42,11 +43,8 @@ class Guard:
 
     def broken(self, leaves: Sequence[Tensor]) -> str:
         """What changed since the trace."""
-        for e in self.grads:
-            target = target_of(e, leaves)
-            now = None if target.grad is None else target.grad.layout
-            if now is not e.before:
-                return f"the .grad of a tensor of shape {list(target.shape)} is {now}, it was {e.before}"
+        if self.grads and (reason := self._other_grads(leaves)):
+            return reason
         if self.names is not None and (reason := self.names.changed()):
             return reason
         for owner, fingerprint in self.optimizers:
@@ -61,6 +59,18 @@ class Guard:
             if tensor._storage.uid in self.uids and number not in self.shared and is_whole(tensor):
                 return f"argument tensor {number} is also used inside"
         return ""
+
+    def _other_grads(self, leaves: Sequence[Tensor]) -> str:
+        """What changed about the `.grad`s that are read."""
+        found = []
+        for e in self.grads:
+            target = target_of(e, leaves)
+            grad = target.grad
+            found.append(grad)
+            now = None if grad is None else grad.layout
+            if now is not e.before:
+                return f"the .grad of a tensor of shape {list(target.shape)} is {now}, it was {e.before}"
+        return "which gradients share their memory" if len(found) > 1 and _pattern(found) != self.pattern else ""
 
     def _slow(self) -> str:
         """Everything that moves the counter."""
@@ -78,6 +88,12 @@ class Guard:
         self.epoch = epoch
         self.uids = {t._storage.uid for t, *_ in self.tensors}
         return ""
+
+
+def _pattern(grads: Sequence[Tensor | None]) -> list[int]:
+    """For each gradient the first with the same storage."""
+    first: dict[int, int] = {}
+    return [-1 if g is None else first.setdefault(g._storage.uid, i) for i, g in enumerate(grads)]
 
 
 def _fingerprint(owner: Any) -> Any:

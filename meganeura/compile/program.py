@@ -24,7 +24,7 @@ from .guard import Guard, target_of
 from .ir import Cell, Graph, Node, Value, covers
 from .node import CompiledNode
 from .options import Options
-from .record import Argument, Concrete, GradEffect, Made, Record, Result
+from .record import Argument, Concrete, GradEffect, Made, OldGrad, Record, Result
 from .report import Report
 from .reuse import own_gradient
 from .session import Session
@@ -59,7 +59,6 @@ class Program:
         self.written = self.graph.written_inputs()
         self.forward_hosts = _host_calls(self.hosts, 0, record.backward[0].hosts[0] if record.backward else None)
         self.session: Session | None = None
-        self.consumed: CompiledNode | None = None  # the node of every call, if all that it can do is to raise `error`
         for effect in self.effects:
             effect.grad = None  # known by its tensor from now on; last call's gradients need not live
         self._slots(len(record.argument_cells))
@@ -86,6 +85,9 @@ class Program:
         self.constants = list(self.constant_of.values())
         self.input_slots = [slot[c] for c in self.graph.inputs]
         self.number_of = {id(r): i for i, r in enumerate(self.results)}
+        everything = (*self.results, *(e.after for e in self.effects))
+        handed = [r for r in everything if isinstance(r, OldGrad)]
+        self.old, self.old_number = [r.target for r in handed], {id(r): i for i, r in enumerate(handed)}  # whose `.grad` is handed out
         self.single = self.number_of[id(self.template)] if isinstance(self.template, _RESULTS) else -1
         self.grads = [
             _Grad(e, e.after, self.number_of.get(id(e.after), -1), self._own_output(e)) for e in self.effects if e.after is not None
@@ -142,14 +144,15 @@ class Program:
 
     def run(self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice."""
-        session = self.session or self.ensure_session()
+        session = self.ensure_session()
+        old = [(leaves[t] if isinstance(t, int) else t).grad for t in self.old]
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
-        given = [t._storage for t in self.states]
+        given = [t._storage for t in self.states]  # it grows in the order of `_slots`
         again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
         given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
         bound, copied = self._bind(leaves, sources, given)
-        kept = self._overwritten(session, leaves)
+        kept, overwritten = self._overwritten(session, leaves)
         numbers = self._numbers()
         given += self.constants
         given += self.derived.storages(given, self.slot)
@@ -158,22 +161,25 @@ class Program:
         if True in copied:
             self._copy_back(leaves, bound, copied)
         node = self._node(leaves, given, numbers, again) if self.roots else None
-        tensors = [self._result(r, leaves, given, node) for r in self.results]
+        tensors = [self._result(r, leaves, given, node, old) for r in self.results]
         if self.overlapping:
             self._tie(tensors, leaves, copied)
         for effect, after, known, own in self.grads:
             if own < 0 or kept[own] is None:
-                target_of(effect, leaves).grad = self._result(after, leaves, given, None) if known < 0 else tensors[known]
+                target_of(effect, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
+        for target, g in overwritten:
+            target.grad = g
         if self.mode is not None:
             dispatch.state.grad = self.mode
         if self.single >= 0:
             return tensors[self.single]
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
 
-    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> list[Storage | None]:
-        """An output each: the storage of the `.grad` that it overwrites. Other `.grad`s that are replaced unread are let go of:
-        their memory may serve again."""
+    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> tuple[list[Storage | None], list[tuple[Tensor, Tensor]]]:
+        """The `.grad`s that this call overwrites: an output each its storage or None, and owners with their gradients. Others that
+        are replaced unread are let go of: their memory may serve again."""
         kept: list[Storage | None] = [None] * len(session.outputs)
+        overwritten = []
         for effect, after, _, own in self.grads:
             if effect.read or not isinstance(after, Made):
                 continue
@@ -183,7 +189,8 @@ class Program:
                 target.grad = None
             else:
                 kept[own] = g._storage
-        return kept
+                overwritten.append((target, g))
+        return kept, overwritten
 
     def _numbers(self) -> list[Any]:
         """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
@@ -234,27 +241,21 @@ class Program:
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
     def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> CompiledNode:
-        node = self.consumed
-        if node is not None and node.hooks is None and node.retain is None:
-            return node
         edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         metas: list[Layout | None] = [r.operand.layout for r in self.roots]
-        node = CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
-        if self.error is not None and not any(isinstance(t, int) for t in self.leaves):
-            self.consumed = node
-        return node
+        return CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 
-    def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None) -> Any:
+    def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None, old: list[Any]) -> Any:
+        if isinstance(result, Made):
+            operand = result.operand
+            t = Tensor._make(given[self.slot[operand.value.cell]], operand.layout)
+            t._leaf = result.leaf
+            if node is not None and result.root >= 0:
+                t._node, t._index = node, result.root
+            return t
         if isinstance(result, Argument):
             return leaves[result.number]
-        if isinstance(result, Concrete):
-            return result.tensor
-        operand = result.operand
-        t = Tensor._make(given[self.slot[operand.value.cell]], operand.layout)
-        t._leaf = result.leaf
-        if node is not None and result.root >= 0:
-            t._node, t._index = node, result.root
-        return t
+        return result.tensor if isinstance(result, Concrete) else old[self.old_number[id(result)]]
 
     def _tie(self, tensors: Sequence[Any], leaves: Sequence[Tensor], copied: Sequence[bool]) -> None:
         """Results that lie in one memory, with each other or with something given, are views of one base: a change in place
@@ -316,7 +317,7 @@ class _Grad(NamedTuple):
     own: int
 
 
-_RESULTS: Any = (Argument, Concrete, Made)
+_RESULTS: Any = (Argument, Concrete, OldGrad, Made)
 
 
 def _overlapping(results: Iterable[Result]) -> dict[Cell, list[Made]]:

@@ -42,6 +42,13 @@ class Concrete:
     tensor: Tensor | None
 
 
+@dataclass(frozen=True)
+class OldGrad:
+    """A result that is what `.grad` of `target` (an argument number or a tensor) held before the call."""
+
+    target: int | Tensor
+
+
 @dataclass
 class Made:
     """A result that the graph makes, or a view of something given. `root`: its number among the results with history.
@@ -52,7 +59,7 @@ class Made:
     leaf: bool = False
 
 
-Result = Argument | Concrete | Made
+Result = Argument | Concrete | OldGrad | Made
 
 
 @dataclass
@@ -118,14 +125,26 @@ def record(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources:
             f"  at {where}\n"
             f"  change such tensors under no_grad() or through detach()"
         )
-    effects = [_effect(use, trace, leaves, watch.stand_ins) for use in watch.uses.values()]
+    effects = [_effect(use, watch, trace, leaves) for use in watch.uses.values()]
     made.effects = [e for e in effects if e is not None]
+    _check_twice(made, leaves)
     names.settle()
     made.names = names
     watch.uses.clear()
     trace.seen.clear()
     _check_escapes(trace)
     return made
+
+
+def _check_twice(made: Record, leaves: Sequence[Tensor]) -> None:
+    """A tensor that is an argument and used by itself too is two tensors here, with half its gradient each."""
+    for cell, t in made.trace.shared.items():
+        number = made.argument_cells.index(cell)
+        if leaves[number].requires_grad and any(e.target is t or (isinstance(e.target, int) and e.target == number) for e in made.effects):
+            raise TraceError(
+                f"argument tensor {number} ({leaves[number].layout}) is also used inside, and its .grad is changed\n  at {site()}\n"
+                f"  pass it, or use it inside, but not both"
+            )
 
 
 class _Draws:
@@ -188,7 +207,7 @@ def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: S
 
     def describe(t: Tensor) -> Result:
         if id(t) not in found:
-            found[id(t)] = describe_result(trace, t, numbers, roots)
+            found[id(t)] = _old_grad(t, trace, watch) or describe_result(trace, t, numbers, roots)
         return found[id(t)]
 
     _check_result(result)
@@ -306,12 +325,31 @@ def describe_result(trace: Trace, t: Tensor, numbers: dict[int, int], roots: lis
     return Made(operand, root)
 
 
-def _effect(use: Use, trace: Trace, leaves: Sequence[Tensor], stand_ins: dict[int, int]) -> GradEffect | None:
-    """A `.grad` use as something to check and repeat; None for tensors that the trace itself made."""
+def _old_grad(t: Tensor, trace: Trace, watch: Watch) -> Result | None:
+    """A tensor that is what some `.grad` held before, or shows its memory: a call has another one. None for others."""
+    for use in watch.uses.values():
+        if use.before is not None and (target := _target(use, trace, watch.stand_ins)) is not None:
+            if use.before is t:
+                return OldGrad(target)
+            if use.before._storage is t._storage:
+                return Made(trace.operand(t))
+    return None
+
+
+def _target(use: Use, trace: Trace, stand_ins: dict[int, int]) -> int | Tensor | None:
+    """Whose `.grad` is used: an argument number or a tensor; None for tensors that the trace itself made."""
     number = stand_ins.get(id(use.tensor))
-    if number is None and use.tensor._storage.world is trace:
+    if number is None:
+        return None if use.tensor._storage.world is trace else use.tensor
+    return number
+
+
+def _effect(use: Use, watch: Watch, trace: Trace, leaves: Sequence[Tensor]) -> GradEffect | None:
+    """A `.grad` use as something to check and repeat; None for tensors that the trace itself made."""
+    target = _target(use, trace, watch.stand_ins)
+    if target is None:
         return None
-    target: int | Tensor = use.tensor if number is None else number
+    number = target if isinstance(target, int) else None
     before = None if use.before is None else use.before.layout
     effect = GradEffect(target, use.read, before, use.before)
     if use.after is not use.before:
@@ -322,7 +360,7 @@ def _effect(use: Use, trace: Trace, leaves: Sequence[Tensor], stand_ins: dict[in
                 f"  detach() it, or return the loss and call backward() outside"
             )
         if after is None or after._storage.world is not trace:
-            effect.after = Concrete(after)
+            effect.after = Concrete(None) if after is None else _old_grad(after, trace, watch) or Concrete(after)
         else:
             effect.after = use.result if isinstance(use.result, Made) else Made(trace.operand(after))
     return effect

@@ -103,9 +103,9 @@ class Output:
 
     def storage(self, buffer: Any) -> Storage:
         """A storage for the caller; its buffer comes back when it dies."""
-        return Storage(self.dtype, self.elements, buffer, self.world, self.take_back)
+        return Storage(self.dtype, self.elements, buffer, self.world, self._take_back)
 
-    def take_back(self, buffer: Any) -> None:
+    def _take_back(self, buffer: Any) -> None:
         """Called by a dying Storage of the caller's, maybe after the session died: only appends."""
         (self.device.graveyard if self.closed else self.returned).append(buffer)
 
@@ -207,6 +207,7 @@ class Session:
             if self.frozen is None:
                 self._freeze(now)
             outputs: list[Any] = []
+            epoch = self.device.recorder.epoch
             try:
                 for o, storage in zip(self.outputs, kept, strict=True):
                     outputs.append(o.next() if storage is None else storage.buffer)
@@ -215,23 +216,29 @@ class Session:
                 if self.steps:
                     self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
+                if self.device.recorder.epoch != epoch:  # some of it was submitted
+                    self._changed(inputs, kept)
                 for o, buffer, storage in zip(self.outputs, outputs, kept):
                     if storage is None:
                         o.free.append(buffer)
                 raise
             self.runs += 1
-            for i in self.written:
-                inputs[i].version += 1
+            self._changed(inputs, kept)
             made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept, strict=True)]
-            for storage in kept:
-                if storage is not None:
-                    storage.version += 1
             self.debugged = None
             if (debug := debugging.active()) is not None:
                 run = debugging.Run(inputs, made)
                 self.debugged = weakref.ref(run)
                 debug.ran(self, run)
             return made
+
+    def _changed(self, inputs: Sequence[Storage], kept: Sequence[Storage | None]) -> None:
+        """A run wrote to these."""
+        for i in self.written:
+            inputs[i].version += 1
+        for storage in kept:
+            if storage is not None:
+                storage.version += 1
 
     def _replay(self) -> None:
         assert self.frozen is not None

@@ -112,6 +112,7 @@ class Staged:
 
 def steps(name: str, count: int, step: int) -> list[str]:
     """The head of a loop: {name} = 0, step, ... below count, a multiple of step. Tint follows counters that grow by one."""
+    assert count % step == 0, (count, step)
     return [f"for (var turn_{name} = 0u; turn_{name} < {count // step}u; turn_{name} += 1u) {{ let {name} = turn_{name} * {step}u;"]
 
 

@@ -129,18 +129,17 @@ def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str], str]:
 
 
 def _lane_rows(f: Form) -> tuple[list[str], list[str], str]:
-    """The same of an operand whose columns are neighbours: a vec4 a step of K."""
-    dtype, value = f.types.b, f.types.value
+    """Setup, loads and increments of a lane's operand whose columns are neighbours: a vec4 a step of K."""
     column = "b_at + min(c / 4u + lane, p.n / 4u - 1u)"
     if f.tail:
-        loads = [
-            f"let y{q} = {load(f'b[b_col + (min(k + {q}u, p.k - 1u)) * p.b_k]', dtype, value, True, _guard(f, f'k + {q}u'))};"
-            for q in range(STEP)
-        ]
-        return [f"let b_col = {column};"], loads, ""
-    setup = [f"var b_row = {column}; let b_2 = 2u * p.b_k; let b_3 = 3u * p.b_k; let b_step = {STEP}u * p.b_k;"]
-    places = ["b_row", "b_row + p.b_k", "b_row + b_2", "b_row + b_3"]
-    return setup, [f"let y{q} = {load(f'b[{at}]', dtype, value, True)};" for q, at in enumerate(places)], "b_row += b_step; "
+        setup, after = [f"let b_col = {column};"], ""
+        steps = ["k", *(f"k + {q}u" for q in range(1, STEP))]
+        places, guards = [f"b_col + {_at(f, k)} * p.b_k" for k in steps], [_guard(f, k) for k in steps]
+    else:
+        setup = [f"var b_row = {column}; let b_2 = 2u * p.b_k; let b_3 = 3u * p.b_k; let b_step = {STEP}u * p.b_k;"]
+        places, guards, after = ["b_row", "b_row + p.b_k", "b_row + b_2", "b_row + b_3"], [""] * STEP, "b_row += b_step; "
+    pairs = enumerate(zip(places, guards, strict=True))
+    return setup, [f"let y{q} = {load(f'b[{at}]', f.types.b, f.types.value, True, guard)};" for q, (at, guard) in pairs], after
 
 
 def _products(tile: Tile, f: Form) -> list[str]:

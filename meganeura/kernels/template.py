@@ -392,7 +392,9 @@ def windows(groups: Sequence[Sequence[Layout]], profile: Profile, what: str, nar
 
 
 def exchanged(col: str, turn: str, mask: int, quads: int) -> str:
-    """col ^ turn, where col < quads and turn <= mask, so that Tint sees it to be less than quads and does not clamp."""
+    """col ^ turn, where col < quads and turn <= mask, so that Tint sees it to be less than quads and does not clamp. `quads` is a
+    power of two or a multiple of mask + 1, itself a power of two."""
+    assert quads & (quads - 1) == 0 or quads % (mask + 1) == 0, (quads, mask)
     if not mask:
         return col
     if quads & (quads - 1) == 0:

@@ -502,7 +502,7 @@ def _compare(name: str, symbol: str, ref: Any) -> Any:
     texts["b"] = f"u32({{input}}) {symbol} u32({{other}})"
     if symbol == "!=":  # drivers may take != as ordered, which is false for NaN
         texts["f"] = "is_nan({input}) || is_nan({other}) || {input} != {other}"
-    elif symbol not in {"<", ">"}:  # and a value to equal itself, NaN or not
+    elif symbol not in {"<", ">"}:  # drivers may take x == x as true, which is false for NaN
         texts["f"] = f"{{input}} {symbol} {{other}} && !is_nan({{input}})"
     return op(Pointwise(texts, "compare"), ref=ref, commutes=symbol in ("==", "!="))(fn)
 
