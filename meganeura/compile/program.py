@@ -6,6 +6,7 @@ out results, and puts a node on the caller's tape where results have history.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,18 +90,18 @@ class Program:
         handed = [r for r in everything if isinstance(r, OldGrad)]
         self.old, self.old_number = [r.target for r in handed], {id(r): i for i, r in enumerate(handed)}  # whose `.grad` is handed out
         self.single = self.number_of[id(self.template)] if isinstance(self.template, _RESULTS) else -1
+        own = self._own_outputs()
         self.grads = [
-            _Grad(e, e.after, self.number_of.get(id(e.after), -1), self._own_output(e)) for e in self.effects if e.after is not None
+            _Grad(e, e.after, self.number_of.get(id(e.after), -1), own.get(id(e), -1)) for e in self.effects if e.after is not None
         ]
 
-    def _own_output(self, effect: GradEffect) -> int:
-        """The number of the output that is a new `.grad` and nothing else, and replaces one that is not read; or -1."""
-        if effect.read or not isinstance(effect.after, Made):
-            return -1
-        cell = effect.after.operand.value.cell
-        users = [*self.results, *(e.after for e in self.effects)]
-        alone = sum(isinstance(r, Made) and r.operand.value.cell is cell for r in users) == 1 and cell not in self.saved
-        return self.graph.outputs.index(cell) if alone and cell in self.graph.outputs else -1
+    def _own_outputs(self) -> dict[int, int]:
+        """By identity of effects: the number of the output that is a new `.grad` and nothing else, and replaces one that is not read."""
+        uses = Counter(r.operand.value.cell for r in (*self.results, *(e.after for e in self.effects)) if isinstance(r, Made))
+        saved = set(self.saved)
+        number = {c: i for i, c in enumerate(self.graph.outputs) if uses[c] == 1 and c not in saved}
+        made = ((e, e.after.operand.value.cell) for e in self.effects if not e.read and isinstance(e.after, Made))
+        return {id(e): number[cell] for e, cell in made if cell in number}
 
     def _backward_graph(self, part: Backward) -> Graph:
         graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts, constants=self.constant_of)
@@ -309,7 +310,7 @@ def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
 
 
 class _Grad(NamedTuple):
-    """A change of `.grad`: to which result (`known`: its number among the function's, or -1); `own`: see _own_output."""
+    """A change of `.grad`: to which result (`known`: its number among the function's, or -1); `own`: see _own_outputs, or -1."""
 
     effect: GradEffect
     after: Result
