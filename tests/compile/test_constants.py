@@ -137,11 +137,11 @@ def lower(rows: int, keys: int) -> Any:
 SPELLINGS = {
     "where": (lower, lambda s, m: mg.where(m, s, float("-inf"))),
     "masked_fill": (lambda r, k: mg.ones(r, k, dtype="bool").triu(1), lambda s, m: s.masked_fill(m, float("-inf"))),
-    "added": (lambda r, k: mg.full((r, k), float("-inf")).triu(1), lambda s, m: s + m),
     "of heads": (lambda r, k: lower(r, k).expand(3, r, k), lambda s, m: mg.where(m, s, float("-inf"))),
     "host data": (lambda r, k: mg.tensor(np.tri(r, k, dtype=bool)), lambda s, m: mg.where(m, s, float("-inf"))),
 }
 OTHERS = {
+    "added": (lambda r, k: mg.full((r, k), float("-inf")).triu(1), lambda s, m: s + m),
     "strictly lower": (lambda r, k: mg.ones(r, k, dtype="bool").tril(-1), lambda s, m: mg.where(m, s, float("-inf"))),
     "a place later": (lambda r, k: mg.ones(r, k, dtype="bool").tril(1), lambda s, m: mg.where(m, s, float("-inf"))),
     "upper": (lambda r, k: mg.ones(r, k, dtype="bool").triu(), lambda s, m: mg.where(m, s, float("-inf"))),
