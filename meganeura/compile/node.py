@@ -36,7 +36,8 @@ class CompiledNode(Node):
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
         if self.program.error is not None:
             raise type(self.program.error)(*self.program.error.args)
-        if create_graph and self.again is not None:
+        if create_graph:
+            assert self.again is not None
             return self.again.gradients(self, grads)
         for storage, version in self.saved.values():
             if storage.version != version:

@@ -63,6 +63,7 @@ class Program:
         for effect in self.effects:
             effect.grad = None  # known by its tensor from now on; last call's gradients need not live
         self._slots(len(record.argument_cells))
+        self._handing()
 
     # ---- graphs ----
 
@@ -85,6 +86,9 @@ class Program:
         self.slot, self.states = slot, [t for _, t in self.state_of]
         self.constants = list(self.constant_of.values())
         self.input_slots = [slot[c] for c in self.graph.inputs]
+
+    def _handing(self) -> None:
+        """What a call hands out: results by number, `.grad`s as they were before it, and changes of `.grad`."""
         self.number_of = {id(r): i for i, r in enumerate(self.results)}
         everything = (*self.results, *(e.after for e in self.effects))
         handed = [r for r in everything if isinstance(r, OldGrad)]

@@ -207,7 +207,7 @@ def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: S
 
     def describe(t: Tensor) -> Result:
         if id(t) not in found:
-            found[id(t)] = _old_grad(t, trace, watch) or describe_result(trace, t, numbers, roots)
+            found[id(t)] = _shown_by_grad(t, trace, watch) or describe_result(trace, t, numbers, roots)
         return found[id(t)]
 
     _check_result(result)
@@ -325,13 +325,13 @@ def describe_result(trace: Trace, t: Tensor, numbers: dict[int, int], roots: lis
     return Made(operand, root)
 
 
-def _old_grad(t: Tensor, trace: Trace, watch: Watch) -> Result | None:
+def _shown_by_grad(t: Tensor, trace: Trace, watch: Watch) -> Result | None:
     """A tensor that is what some `.grad` held before, or shows its memory: a call has another one. None for others."""
     for use in watch.uses.values():
         if use.before is not None and (target := _target(use, trace, watch.stand_ins)) is not None:
             if use.before is t:
                 return OldGrad(target)
-            if use.before._storage is t._storage:
+            if use.before._storage is t._storage and not t.requires_grad:
                 return Made(trace.operand(t))
     return None
 
@@ -360,7 +360,7 @@ def _effect(use: Use, watch: Watch, trace: Trace, leaves: Sequence[Tensor]) -> G
                 f"  detach() it, or return the loss and call backward() outside"
             )
         if after is None or after._storage.world is not trace:
-            effect.after = Concrete(None) if after is None else _old_grad(after, trace, watch) or Concrete(after)
+            effect.after = Concrete(None) if after is None else _shown_by_grad(after, trace, watch) or Concrete(after)
         else:
             effect.after = use.result if isinstance(use.result, Made) else Made(trace.operand(after))
     return effect

@@ -73,11 +73,10 @@ class Output:
     """The buffers of one cell that outlives the session's runs. What the caller dropped comes back through `returned`,
     to which a dying Storage appends."""
 
-    __slots__ = ("bound", "cell", "closed", "device", "dtype", "elements", "free", "returned", "world")
+    __slots__ = ("bound", "cell", "closed", "device", "free", "returned", "world")
 
     def __init__(self, cell: Cell, device: Any, world: Any) -> None:
         self.cell, self.device, self.world = cell, device, world
-        self.dtype, self.elements = cell.dtype, cell.elements
         self.returned: deque[Any] = deque()
         self.closed = False
         self.bound = device.alloc(cell.nbytes)
@@ -103,10 +102,10 @@ class Output:
 
     def storage(self, buffer: Any) -> Storage:
         """A storage for the caller; its buffer comes back when it dies."""
-        return Storage(self.dtype, self.elements, buffer, self.world, self._take_back)
+        return Storage(self.cell.dtype, self.cell.elements, buffer, self.world, self._take_back)
 
     def _take_back(self, buffer: Any) -> None:
-        """Called by a dying Storage of the caller's, maybe after the session died: only appends."""
+        """Called by a dying Storage, maybe after the session died: only appends."""
         (self.device.graveyard if self.closed else self.returned).append(buffer)
 
     def __del__(self) -> None:
