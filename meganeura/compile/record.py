@@ -326,13 +326,15 @@ def describe_result(trace: Trace, t: Tensor, numbers: dict[int, int], roots: lis
 
 
 def _shown_by_grad(t: Tensor, trace: Trace, watch: Watch) -> Result | None:
-    """A tensor that is what some `.grad` held before, or shows its memory: a call has another one. None for others."""
+    """A tensor that is what some `.grad` that was read held before, or shows its memory: a call has another one. None for others."""
     for use in watch.uses.values():
-        if use.before is not None and (target := _target(use, trace, watch.stand_ins)) is not None:
-            if use.before is t:
-                return OldGrad(target)
-            if use.before._storage is t._storage and not t.requires_grad:
-                return Made(trace.operand(t))
+        before, target = use.before, _target(use, trace, watch.stand_ins)
+        if before is None or target is None or not use.read or before._storage is not t._storage:
+            continue
+        if before is t:
+            return OldGrad(target)
+        if not t.requires_grad:
+            return Made(trace.operand(t))
     return None
 
 

@@ -286,6 +286,23 @@ def test_gradients_are_handed_out_as_they_are_at_the_call(pair: tuple[Any, Any])
         assert view._storage is p.grad._storage
 
 
+def test_a_tensor_that_was_a_gradient_is_itself(pair: tuple[Any, Any]) -> None:
+    """The code names it, and does not ask `.grad` for it."""
+    p, _ = pair
+    kept = p.grad = mg.full((3,), 7.0)
+
+    @mg.compile
+    def step(x: Any) -> Any:
+        p.grad = None
+        (p * x).sum().backward()
+        return kept
+
+    for i in range(3):
+        assert step(mg.full((3,), float(i))) is kept
+        assert p.grad.tolist() == [float(i)] * 3
+    assert kept.tolist() == [7.0] * 3
+
+
 def test_gradients_trade_places(pair: tuple[Any, Any]) -> None:
     p, q = pair
 
