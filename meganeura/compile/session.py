@@ -206,7 +206,9 @@ class Session:
             if self.frozen is None:
                 self._freeze(now)
             outputs: list[Any] = []
-            epoch = self.device.recorder.epoch
+            frozen, recorder = self.frozen, self.device.recorder
+            assert frozen is not None
+            begun = recorder.epoch, frozen.noted
             try:
                 for o, storage in zip(self.outputs, kept, strict=True):
                     outputs.append(o.next() if storage is None else storage.buffer)
@@ -215,7 +217,7 @@ class Session:
                 if self.steps:
                     self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
-                if self.device.recorder.epoch != epoch:  # some of it was submitted
+                if (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
                     self._changed(inputs, kept)
                 for o, buffer, storage in zip(self.outputs, outputs, kept):
                     if storage is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -27,8 +27,9 @@ TOKEN_EVERY = 16  # submits between two completion tokens
 MAX_TOKENS = 4  # tokens not done before the host waits: it runs at most 80 submits ahead
 MAX_ISSUED = 1024  # buffers handed out since the last submit that are remembered
 MAX_UPLOAD = 64 << 20  # bytes of queued uploads before they are pushed with an empty submit
+SHARED = 4  # runs of frozen lists that share a submit
 
-# A record: (pipeline, bind group, dynamic offset pointer or None, x, y, z, step, buffers, site, op name)
+# A record: (pipeline, bind group, (bind group of the scalars, pointer to its offset) or None, x, y, z, step, buffers, site, op name)
 Record = tuple[Any, Any, Any, int, int, int, Step, tuple[Buffer, ...], Any, str]
 Copy = tuple[Any, int, Any, int, int]  # source, offset, destination, offset, bytes
 
@@ -93,6 +94,8 @@ class Recorder:
         self.error: Exception | None = None  # of a dispatch that did not encode, raised at the next synchronising call
         self.issued: deque[tuple[int, Buffer]] = deque(maxlen=MAX_ISSUED)  # buffers handed out before record number i
         self.timer: Any = None
+        self.runs: list[Any] = []  # frozen lists whose runs are noted; a list must outlive its records
+        self.waits = 0  # times that the host waited for results
         self._make_ring()
 
     def _make_ring(self) -> None:
@@ -102,7 +105,7 @@ class Recorder:
         self.ring_group = self.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
         self.host = bytearray(SLOTS * SCALAR_BLOCK)
         self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(SLOTS)])
-        self.pointers = [self._offsets + i for i in range(SLOTS)]
+        self.places = [(self.ring_group, self._offsets + i) for i in range(SLOTS)]
         self.slot = 0
 
     # noting
@@ -131,18 +134,18 @@ class Recorder:
         group = step.groups.get(key)
         if group is None:
             group = self.bind(step, key, op_name, site)
-        pointer = None
+        place = None
         if step.pack is not None:
             slot = self.slot
             self.slot = slot + 1
             pack_scalars(step, self.host, slot * SCALAR_BLOCK, scalars)
-            pointer = self.pointers[slot]
+            place = self.places[slot]
         buffers = group.buffers
         epoch = self.epoch
         for b in buffers:
             b.epoch = epoch
         x, y, z = step.grid
-        self.records.append((step.pipeline.handle, group.handle, pointer, x, y, z, step, buffers, site, op_name))
+        self.records.append((step.pipeline.handle, group.handle, place, x, y, z, step, buffers, site, op_name))
         self.counters.dispatches += 1
 
     def _note_steps(self, prepared: Prepared, buffers: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
@@ -170,6 +173,17 @@ class Recorder:
         finally:
             for t in temps:
                 device.free(t)
+
+    def note_run(self, frozen: Any, records: Sequence[Record], buffers: Iterable[Buffer]) -> None:
+        """Note a run of a frozen list, whose records use these buffers. Ctrl-C may strike: it is noted whole or not at all."""
+        epoch = self.epoch
+        for b in buffers:
+            b.epoch = epoch
+        self.runs.append(frozen)
+        self.records.extend(records)
+        self.counters.dispatches += len(records)
+        if len(self.runs) >= SHARED or len(self.records) >= self.batch:
+            self._flush()
 
     # binding
 
@@ -273,26 +287,25 @@ class Recorder:
         self.error = self.error or failure
         return failure
 
-    def encode(self, records: Sequence[Record], copies: Sequence[Copy] = (), ring: Any = None) -> Any:
+    def encode(self, records: Sequence[Record], copies: Sequence[Copy] = ()) -> Any:
         """One finished command buffer of one pass (and copies after it). Raises the package's GPUError; leaks nothing."""
         n, null = self.native, self.native.NULL
         set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
-        ring = ring or self.ring_group
         encoder = n.create_encoder(self.device.handle, null)
         try:
             if records and self.timer is not None:
-                self.timer.encode(encoder, records, ring)
+                self.timer.encode(encoder, records)
             elif records:
                 cpass = n.begin_pass(encoder, null)
                 try:
                     last = None
-                    for pipeline, group, pointer, x, y, z, _, _, _, _ in records:
+                    for pipeline, group, place, x, y, z, _, _, _, _ in records:
                         if pipeline is not last:
                             set_pipeline(cpass, pipeline)
                             last = pipeline
                         set_group(cpass, 0, group, 0, null)
-                        if pointer is not None:
-                            set_group(cpass, 1, ring, 1, pointer)
+                        if place is not None:
+                            set_group(cpass, 1, place[0], 1, place[1])
                         dispatch(cpass, x, y, z)
                     n.end_pass(cpass)
                 finally:
@@ -334,6 +347,7 @@ class Recorder:
             else:
                 self.records, self.slot = records, slot
         self._keep_unrecorded(len(records))
+        self.runs.clear()
         self.counters.submits += 1
         if self.dead:
             for handle in self.dead:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -17,7 +18,7 @@ from ..kernels.kernel import STATUS, Launch
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Step
 from .pool import Buffer
-from .recorder import MAX_TOKENS, Group, Record, pack_scalars
+from .recorder import MAX_TOKENS, SHARED, Group, Record, pack_scalars
 
 if TYPE_CHECKING:
     from .device import Device
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 CHUNK = {"gpu": 100, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
 CALM = 2  # runs without change after which a chunk is recorded ahead
 ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
+SHORT = 32  # dispatches up to which a list's runs may share a submit
+QUICK = 5e-4  # seconds between two runs up to which they may
 
 Entry = tuple[Any, Any, Any, int, int, int]  # pipeline or None (as before), bind group, offset pointer or None, x, y, z
 
@@ -35,7 +38,7 @@ class Frozen:
     A None buffer stands for the status words. Steps with scalars get a 256-byte slot each, or share the slot named.
     `labels`: (op name, site) a step, for errors and timings. `ahead`: finish the next run's command buffers right after
     submitting this one's, which hides that work behind the GPU when the caller then waits; chunks whose buffers keep
-    changing are left out.
+    changing are left out. And let runs of short lists that follow one another quickly, nobody waiting between, share a submit.
     """
 
     def __init__(
@@ -52,7 +55,10 @@ class Frozen:
         self.broken = ""
         self.lost: dict[int, str] = {}  # steps with a destroyed buffer
         self.proved = False
+        self.noted = 0  # runs that were noted rather than submitted at once
         self.ready: dict[int, Any] = {}  # finished command buffers of the next run, by chunk
+        self.patient = ahead and len(steps) <= min(SHORT, self.chunk)  # whether runs may wait for the next
+        self.last, self.waits = 0.0, -1  # when the last run was, and how often the host had waited for the device then
         with device.lock:
             self.steps = [s if isinstance(s, Step) else device.pipelines.step(s) for s, _, _ in steps]
             self._assign_slots([slot for _, _, slot in steps])
@@ -64,6 +70,7 @@ class Frozen:
             self.caches: list[dict[Any, Group]] = [{} for _ in self.steps]
             self.groups = [self._group(i) for i in range(len(self.steps))]
         self.uses_status = any(s.status for s in self.steps)
+        self.notes: dict[int, list[Record]] = {}  # records of a run, by the copy of the numbers that they read
         self._build()
 
     def _fill(self, step: Step, given: Sequence[Buffer | None]) -> tuple[Buffer, ...]:
@@ -89,14 +96,16 @@ class Frozen:
         self.scalar_group: Any = None
         self.host = bytearray(count * SCALAR_BLOCK)
         self.dirty = (0, len(self.host))
+        self.copy, self.copied = 0, not count  # the copy of the numbers that was written last, and whether it is what they are
         self.numbers: list[int] = []
         if not count:
             return
         device, ffi = self.device, self.device.native.ffi
-        self.ring = device.make_handle(count * SCALAR_BLOCK, raw.UNIFORM_USAGE)
+        blocks = count * (1 + SHARED if self.patient else 1)  # the numbers once, and copies for runs that share a submit
+        self.ring = device.make_handle(blocks * SCALAR_BLOCK, raw.UNIFORM_USAGE)
         layout = raw.handle_of(device.pipelines.scalar_layout)
         self.scalar_group = device.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
-        self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(count)])
+        self._offsets = ffi.new("uint32_t[]", [i * SCALAR_BLOCK for i in range(blocks)])
         self._number()
 
     def _number(self) -> None:
@@ -118,6 +127,7 @@ class Frozen:
         number = self.number_of.get(step) if self.steps[step].numbered else None
         start = slot * SCALAR_BLOCK
         pack_scalars(self.steps[step], self.host, start, values if number is None else [*values, number])
+        self.copied = False
         low, high = self.dirty
         end = start + SCALAR_BLOCK
         self.dirty = (min(low, start), max(high, end)) if high > low else (start, end)
@@ -168,6 +178,8 @@ class Frozen:
             c, j = divmod(i, self.chunk)
             entry = self.chunks[c][j]
             self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
+            for copy, records in self.notes.items():
+                records[i] = self._record(i, copy)
             self.lost.pop(i, None)
         for c in {i // self.chunk for i in touched}:
             self.calm[c] = 0
@@ -219,22 +231,49 @@ class Frozen:
                     raise DeviceError(f"this frozen list uses a buffer that its owner {taken}")
             if len(recorder.tokens) > MAX_TOKENS:
                 recorder.throttle()
-            if recorder.timer is not None:
-                recorder._flush()  # timed rows come in the order of the work
-                self._discard_ready()
-            if not self.proved or recorder.timer is not None:
-                self._finish_all()
             if self.uses_status:
                 device.status.pending = True
-            try:
-                self._submit()
-            except BaseException:
-                self._discard_ready()
-                raise
-            recorder.written(self.using)
-            device.counters.dispatches += len(self.steps)
-            if self.ahead and recorder.timer is None:
-                self._finish_calm()
+            if self.patient and self._may_wait():
+                self._note()
+            else:
+                self._run_now()
+            self.last, self.waits = perf_counter(), recorder.waits
+
+    def _may_wait(self) -> bool:
+        """Whether a run may share a submit with what follows: runs come quickly, and nobody waited for the last one."""
+        recorder = self.device.recorder
+        usual = self.proved and recorder.timer is None and not self.device.adopted
+        return usual and recorder.waits == self.waits and perf_counter() - self.last < QUICK
+
+    def _note(self) -> None:
+        """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""
+        if not self.copied:
+            copy, size = self.copy % SHARED + 1, len(self.host)
+            self.device.native.write(self.device.queue, self.ring, copy * size, self.host, size)
+            self.copy, self.copied = copy, True
+        records = self.notes.get(self.copy)
+        if records is None:
+            records = self.notes[self.copy] = [self._record(i, self.copy) for i in range(len(self.steps))]
+        self.noted += 1
+        self.device.recorder.note_run(self, records, self.using)
+
+    def _run_now(self) -> None:
+        """Submit a run."""
+        device, recorder = self.device, self.device.recorder
+        if recorder.timer is not None:
+            recorder._flush()  # timed rows come in the order of the work
+            self._discard_ready()
+        if not self.proved or recorder.timer is not None:
+            self._finish_all()
+        try:
+            self._submit()
+        except BaseException:
+            self._discard_ready()
+            raise
+        recorder.written(self.using)
+        device.counters.dispatches += len(self.steps)
+        if self.ahead and recorder.timer is None:
+            self._finish_calm()
 
     def _finish_all(self) -> None:
         """Finish the command buffers of a whole run, or none."""
@@ -305,7 +344,7 @@ class Frozen:
         device = self.device
         try:
             if device.recorder.timer is not None:
-                return device.recorder.encode(self._records(c), (), self.scalar_group)
+                return device.recorder.encode(self._records(c))
             return self._encode_fast(self.chunks[c])
         except device.native.errors as error:
             raise self._explain(c, error) from error
@@ -337,19 +376,20 @@ class Frozen:
                 n.release_encoder(encoder)
 
     def _records(self, c: int) -> list[Record]:
-        out: list[Record] = []
-        for i in range(c * self.chunk, min((c + 1) * self.chunk, len(self.steps))):
-            step, (name, site) = self.steps[i], self.labels[i]
-            x, y, z = step.grid
-            out.append((step.pipeline.handle, self.groups[i].handle, self._pointer(i), x, y, z, step, self.buffers[i], site, name))
-        return out
+        return [self._record(i) for i in range(c * self.chunk, min((c + 1) * self.chunk, len(self.steps)))]
+
+    def _record(self, i: int, copy: int = 0) -> Record:
+        """A step as the recorder notes it, reading its numbers from a copy of them."""
+        step, (name, site), slot = self.steps[i], self.labels[i], self.slots[i]
+        place = None if slot is None else (self.scalar_group, self._offsets + (copy * len(self.host) // SCALAR_BLOCK + slot))
+        return (step.pipeline.handle, self.groups[i].handle, place, *step.grid, step, self.buffers[i], site, name)
 
     def _explain(self, c: int, error: Exception) -> DeviceError:
         """Which step of a chunk does not encode."""
         device = self.device
         for record in self._records(c):
             try:
-                device.native.release_commands(device.recorder.encode([record], (), self.scalar_group))
+                device.native.release_commands(device.recorder.encode([record]))
             except device.native.errors as e:
                 return device.translate(e, f"{record[9] or record[6].label} (kernel {record[6].label}) could not be recorded", record[8])
         return device.translate(error, f"{len(self.chunks[c])} frozen dispatches could not be recorded together", None)
@@ -372,6 +412,8 @@ class Frozen:
             return
         with device.lock:
             self.broken = self.broken or "it was closed"
+            if self in device.recorder.runs:
+                device.recorder._flush()
             self._discard_ready()
             status, numbers, self.numbers = device.status, self.numbers, []
             for number in numbers:

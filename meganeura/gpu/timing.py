@@ -97,13 +97,13 @@ class Timer:
 
     # what the recorder calls
 
-    def encode(self, encoder: Any, records: Sequence[Record], ring: Any) -> None:
+    def encode(self, encoder: Any, records: Sequence[Record]) -> None:
         """Encode records as one timed pass, or as one a dispatch."""
         self._encoded = []
         for part in ([r] for r in records) if self.each else (records,):
-            self._encode_pass(encoder, part, ring)
+            self._encode_pass(encoder, part)
 
-    def _encode_pass(self, encoder: Any, records: Sequence[Record], ring: Any) -> None:
+    def _encode_pass(self, encoder: Any, records: Sequence[Record]) -> None:
         n = self.device.native
         index = len(self.rows) % PAIRS
         if index == 0:
@@ -118,11 +118,11 @@ class Timer:
         descriptor, _keep = n.pass_timestamps(self.sets[-1], 2 * index)
         cpass = n.begin_pass(encoder, descriptor)
         try:
-            for pipeline, group, pointer, x, y, z, *_ in records:
+            for pipeline, group, place, x, y, z, *_ in records:
                 n.set_pipeline(cpass, pipeline)
                 n.set_bind_group(cpass, 0, group, 0, n.NULL)
-                if pointer is not None:
-                    n.set_bind_group(cpass, 1, ring, 1, pointer)
+                if place is not None:
+                    n.set_bind_group(cpass, 1, place[0], 1, place[1])
                 n.dispatch(cpass, x, y, z)
             n.end_pass(cpass)
         finally:

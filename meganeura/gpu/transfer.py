@@ -116,6 +116,7 @@ class Transfer:
             self._chunk(device.status.buffer, 0, 16)
             return
         recorder = device.recorder
+        recorder.waits += 1
         recorder._flush()
         epoch = recorder.epoch - 1
         token = device.native.work_done(device.queue)
@@ -148,6 +149,7 @@ class Transfer:
         if status is not None:
             copies.append((status.buffer.handle, 0, staging, size, 16))
         ready = False
+        device.recorder.waits += 1
         try:
             device.recorder._flush(copies)
             epoch = device.recorder.epoch - 1
