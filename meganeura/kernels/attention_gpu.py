@@ -22,8 +22,8 @@ from .attention_tile import Staged, Tile, Weights
 from .kernel import TEMP, Kernel, Launch, Lowered, Profile
 
 ENOUGH = 264  # workgroups from which keys are not cut
-WRAP = False
 FEW_ROWS = 16  # queries of a group up to which its heads share a tile
+GROUP = 8  # heads of a group up to which their number is a literal, not a parameter to divide by
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Form:
     merged: bool  # the heads of a group share a tile
     part: bool  # keys are cut; results are float32 temporaries
     shuffle: bool  # lanes of a row lie in one subgroup
-    wrap: bool = False
+    whole: tuple[bool, bool]  # rows, keys are whole tiles
+    group: int  # query heads that share a head of keys; 0: a parameter
 
     def memory(self) -> int:
         """Bytes of workgroup memory."""
@@ -76,11 +77,19 @@ def lower(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lower
     for tile in _candidates(p, rows, heads):
         form = Form(
             tile, size, width, p.rules, p.q.layout.dtype, (p.q.wide(), p.k.wide(), p.v.wide(), out.wide()),
-            (size == p.size, width == p.width), merged, False, profile.subgroups and profile.subgroup_size >= tile.lanes, WRAP,
+            (size == p.size, width == p.width), merged, False, profile.subgroups and profile.subgroup_size >= tile.lanes,
+            _whole(p, tile, rows), p.group if p.group <= GROUP else 0,
         )  # fmt: skip
         if form.memory() <= profile.max_workgroup_memory and tile.size <= profile.max_workgroup_size and tile.fits(width // 4):
             return _lowered(p, form, rows, heads, out, lse, profile)
     return None
+
+
+def _whole(p: Problem, tile: Tile, rows: int) -> tuple[bool, bool]:
+    """Whether rows and keys are whole tiles, so that no clamp is needed. Keys that no query sees may never have been written."""
+    rules = p.rules
+    seen = not (rules.window or rules.position) and (not rules.causal or p.call.attrs["offset"] + p.rows >= p.keys)
+    return rows % tile.rows == 0, seen and p.keys % tile.cols == 0
 
 
 def _candidates(p: Problem, rows: int, heads: int) -> Iterator[Tile]:
@@ -91,12 +100,16 @@ def _candidates(p: Problem, rows: int, heads: int) -> Iterator[Tile]:
     yield from TILES
 
 
+def _parts(p: Problem, tile: Tile, rows: int, groups: int) -> int:
+    """Workgroups that share the keys of a tile of queries."""
+    if rows > 64 or groups >= ENOUGH:
+        return 1
+    return max(1, min(2 * ENOUGH // groups, p.keys // (2 * tile.cols)))
+
+
 def _lowered(p: Problem, form: Form, rows: int, heads: int, out: Source, lse: Source, profile: Profile) -> Lowered:
     tiles = -(-rows // form.tile.rows)
-    parts = 1
-    groups = tiles * heads * p.batch
-    if rows <= 64 and groups < ENOUGH:
-        parts = max(1, min(2 * ENOUGH // groups, p.keys // (2 * form.tile.cols)))
+    parts = _parts(p, form.tile, rows, tiles * heads * p.batch)
     temps: list[int] = []
     target, sums = out, lse
     if parts > 1:
@@ -131,70 +144,101 @@ FIELDS = [
 
 
 def _source(f: Form, profile: Profile) -> str:
-    t = f.tile
+    t, plain = f.tile, profile.backend == "wgpu"
     made = float32 if f.part else f.dtype
-    q, k = Staged("sq", t.rows, f.size // 4, 0, t.teams), Staged("sk", t.cols, f.size // 4, t.tc, 0)
-    v, w = Staged("sv", t.cols, f.width // 4, flat=True), Weights("sk", t)
+    q, k = Staged("sq", t.rows, f.size // 4, 0, t.teams, plain=plain), Staged("sk", t.cols, f.size // 4, t.tc, plain=plain)
+    v, w = Staged("sv", t.cols, f.width // 4, flat=True, plain=plain), Weights("sk", t, plain)
     declared = [(n, T.element(f.dtype, 4 if x else 1), "read") for n, x in zip("qkv", f.wide, strict=False)]
     declared += [("o", T.element(made, 4 if f.wide[3] else 1), "read_write"), ("lse", "f32", "read_write"), *A.rules_arrays(f.rules)]
-    code = A.reader("q", f.dtype, f.wide[0], f.exact[0], "size", f.wrap) + A.reader("k", f.dtype, f.wide[1], f.exact[0], "size", f.wrap)
-    code += A.reader("v", f.dtype, f.wide[2], f.exact[1], "width", f.wrap) + A.writer("o", made, f.wide[3], f.exact[1], "width", f.wrap)
-    code += A.rules_text(f.rules, f.wrap)
-    code += f"var<workgroup> sq: array<vec4<f32>, {t.rows * q.quads}>;\n"
-    code += f"var<workgroup> sk: array<vec4<f32>, {max(t.cols * k.quads, t.rows * w.quads)}>;\n"
-    code += f"var<workgroup> sv: array<vec4<f32>, {t.cols * v.quads}>;\n"
+    code = A.reader("q", f.dtype, f.wide[0], f.exact[0], "size") + A.reader("k", f.dtype, f.wide[1], f.exact[0], "size")
+    code += A.reader("v", f.dtype, f.wide[2], f.exact[1], "width") + A.writer("o", made, f.wide[3], f.exact[1], "width")
+    code += A.rules_text(f.rules)
+    code += q.declare() + k.declare(t.rows * w.quads) + v.declare()
     code += "" if t.same else f"var<workgroup> st: array<f32, {t.rows}>;\n"
     code += "" if f.shuffle else f"var<workgroup> red: array<f32, {t.rows * t.lanes}>;\n"
+    code += _q_tile(f)
+    args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
+    code += f"@compute @workgroup_size({t.size}) fn main({args}) {{\n" + "\n".join(_body(f, q, k, v, w)) + "\n}\n"
+    dtypes = [f.dtype, float32, *([f.rules.mask] if f.rules.mask else [])]
+    return A.module(profile, code, A.arrays(declared), FIELDS, len(declared), dtypes, f.shuffle)
+
+
+def _body(f: Form, q: Staged, k: Staged, v: Staged, w: Weights) -> list[str]:
+    t = f.tile
     body = [*G.places(t), *_setup(f), *G.score_places([q], [k])]
     read, put = q.fetch(t.size, "q_tile(b, row0, {row}, {col}) * scale", "lq")
     body += read + put
     body += [f"var m{i} = {A.LOWEST}; var l{i} = 0.0;" for i in range(t.tr)]
-    body += G.zeros([f"o{i}_{x}" for i in range(t.out_rows) for x in range(v.quads // t.over)], True)
-    body += [*G.walk(t.cols), "workgroupBarrier();"]
-    read_k, put_k = k.fetch(t.size, "k_quad(k_base + min(t + {row}, to_ - 1u) * p.k_r, {col})", "lk")
-    read_v, put_v = v.fetch(t.size, "v_quad(v_base + min(t + {row}, to_ - 1u) * p.v_r, {col})", "lv")
-    body += [*read_k, *read_v, *put_k, *put_v, "workgroupBarrier();"]
+    body += G.zeros([f"o{i}_{c}" for i in range(t.out_rows) for c in range(v.quads // t.over)], True)
+    body += _streamed(f, k, v)
     body += G.zeros([f"s{i}_{j}" for i in range(t.tr) for j in range(t.tc)])
-    body += G.scores(t, q, k, "s")
-    body += masking(t, f.rules)
-    body += _online(f, w)
+    body += G.scores(t, q, k, "s", 8 if t.tr < 8 else 4)  # with 8 rows an invocation, 8 take 2 % longer
+    body += masking(t, f.rules) if f.rules.window else _cut(f)
+    body += _online(f, w, v)
     body += ["workgroupBarrier();"]
-    body += [] if t.same else [f"let f{i} = st[no + {i * t.spread}u];" for i in range(t.out_rows)]
-    scale = "a" if t.same else "f"
-    body += [f"o{i}_{x} *= {scale}{i};" for i in range(t.out_rows) for x in range(v.quads // t.over)]
-    body += w.times(v, "o", False)
-    body += ["}", *_results(f, v)]
-    code += _q_tile(f)
-    args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
-    code += f"@compute @workgroup_size({t.size}) fn main({args}) {{\n" + "\n".join(body) + "\n}\n"
-    dtypes = [f.dtype, float32, *([f.rules.mask] if f.rules.mask else [])]
-    return A.module(profile, code, A.arrays(declared, f.wrap), FIELDS, len(declared), dtypes, f.shuffle)
+    if not t.same:
+        body += [f"let f{i} = st[no + {i * t.spread}u];" for i in range(t.out_rows)] + _scaled(t, "f", v)
+    return [*body, *w.times(v, "o", False), "}", *_results(f, v)]
+
+
+def _streamed(f: Form, k: Staged, v: Staged) -> list[str]:
+    """The head of the loop over tiles of keys, up to where keys and values lie in workgroup memory."""
+    t, whole = f.tile, f.whole[1]
+    before: list[str] = []
+    reads: list[str] = []
+    puts: list[str] = []
+    for n, staged in (("k", k), ("v", v)):
+        row = "(t + {row})" if whole else "min(t + {row}, to_ - 1u)"
+        address = f"{n}_quad({n}_base + {row} * p.{n}_r, {{col}})"
+        if whole and staged.even(t.size):
+            before.append(f"let {n}_from = {n}_base + tid / {staged.quads}u * p.{n}_r; let {n}_col = tid % {staged.quads}u;")
+            address = f"{n}_quad({n}_from + (t + {{down}}u) * p.{n}_r, {n}_col)"
+        read, put = staged.fetch(t.size, address, f"l{n}")
+        reads += read
+        puts += put
+    return [*before, *G.walk(t.cols, k.plain), "workgroupBarrier();", *reads, *puts, "workgroupBarrier();"]
+
+
+def _scaled(t: Tile, factor: str, v: Staged) -> list[str]:
+    """Results so far times the factor of their row."""
+    return [f"o{i}_{x} *= {factor}{i};" for i in range(t.out_rows) for x in range(v.quads // t.over)]
 
 
 def _q_tile(f: Form) -> str:
     """The function that reads a quad of a row of the tile, the last row again past the end."""
-    head = "w_head * p.group + r / p.rows" if f.merged else "w_head"
+    head = f"w_head * {_group(f)} + r / p.rows" if f.merged else "w_head"
     i = "r % p.rows" if f.merged else "r"
+    r = "row0 + row" if f.whole[0] else "min(row0 + row, p.tile_rows - 1u)"
     return (
         "var<private> w_head: u32;\nfn q_tile(b: u32, row0: u32, row: u32, c: u32) -> vec4<f32> {\n"
-        f"  let r = min(row0 + row, p.tile_rows - 1u); let h = {head}; let i = {i};\n"
+        f"  let r = {r}; let h = {head}; let i = {i};\n"
         "  return q_quad(p.q_at + b * p.q_b + h * p.q_h + i * p.q_r, c);\n}\n"
     )
+
+
+def _group(f: Form) -> str:
+    return f"{f.group}u" if f.group else "p.group"
 
 
 def _setup(f: Form) -> list[str]:
     """Which queries and keys this workgroup has; late tiles, which see more keys, come first."""
     t = f.tile
-    lines = ["w_head = w.x; let b = w.z; let tile = p.tiles - 1u - w.y % p.tiles; let part = w.y / p.tiles;"]
+    if f.part:
+        lines = ["w_head = w.x; let b = w.z; let tile = p.tiles - 1u - w.y % p.tiles; let part = w.y / p.tiles;"]
+    else:
+        lines = ["w_head = w.x; let b = w.z; let tile = p.tiles - 1u - w.y;"]
     lines += [f"let row0 = tile * {t.rows}u; let scale = s.v_scale * {A.LOG2E}; let origin = start(b);"]
     if f.merged:
         lines += ["let kvh = w.x; let low = origin; let high = origin + i32(p.rows) - 1;"]
     else:
-        lines += ["let kvh = w.x / p.group; let low = origin + i32(row0);", f"let high = origin + i32(min(row0 + {t.rows}u, p.rows)) - 1;"]
+        kvh = "w.x" if f.group == 1 else f"w.x / {_group(f)}"
+        lines += [f"let kvh = {kvh}; let low = origin + i32(row0);", f"let high = origin + i32(min(row0 + {t.rows}u, p.rows)) - 1;"]
     for i in range(t.tr):
-        row = f"min(row0 + tq + {i * t.teams}u, p.tile_rows - 1u)"
+        row = f"row0 + tq + {i * t.teams}u"
+        if f.rules.mask is not None and not f.whole[0]:  # else rows past the end do no harm: they are never stored
+            row = f"min({row}, p.tile_rows - 1u)"
         if f.merged:
-            lines.append(f"let r{i} = {row}; let h{i} = kvh * p.group + r{i} / p.rows; let i{i} = r{i} % p.rows;")
+            lines.append(f"let r{i} = {row}; let h{i} = kvh * {_group(f)} + r{i} / p.rows; let i{i} = r{i} % p.rows;")
         else:
             lines.append(f"let h{i} = w.x; let i{i} = {row};")
         lines.append(f"let place{i} = origin + i32(i{i});")
@@ -214,29 +258,54 @@ def _setup(f: Form) -> list[str]:
 
 def masking(t: Tile, rules: Rules) -> list[str]:
     """Masks the scores s{i}_{j} of rows with place{i} (and mask rows mr{i}) and columns from t on."""
-    lines = []
-    for i in range(t.tr):
-        for g in range(t.tc // 4):
-            if rules.mask is not None:
-                lines.append(f"{{ let x = mask_quad(mr{i}, t + tk * {t.tc}u + {g * 4}u); ")
-                lines.append(" ".join(f"s{i}_{g * 4 + j} += x.{z};" for j, z in enumerate(T.LANES)) + " }")
-    whole = [f"t + {t.cols}u <= p.keys"]
-    if rules.causal:
-        whole.append(f"i32(t) + {t.cols - 1} <= low")
-    if rules.window:
-        whole.append("i32(t) > high - i32(p.window)")
-        if not rules.causal:
-            whole.append(f"i32(t) + {t.cols - 1} < low + i32(p.window)")
-    lines.append(f"if (!({' && '.join(whole)})) {{")
+    lines = [f"if (!({' && '.join(_in_sight(t, rules, False))})) {{"]
     for i in range(t.tr):
         for g in range(t.tc // 4):
             four = ", ".join(f"s{i}_{g * 4 + j}" for j in range(4))
             lines.append(f"{{ let x = seen(vec4<f32>({four}), place{i}, t + tk * {t.tc}u + {g * 4}u); ")
             lines.append(" ".join(f"s{i}_{g * 4 + j} = x.{z};" for j, z in enumerate(T.LANES)) + " }")
-    return [*lines, "}"]
+    return [*_masked(t, rules), *lines, "}"]
 
 
-def _online(f: Form, w: Weights) -> list[str]:
+def _cut(f: Form) -> list[str]:
+    """As `masking`, without a window: one comparison a score, with the last column that the row sees."""
+    t, rules = f.tile, f.rules
+    ends = [*(["place{i}"] if rules.causal else []), *([] if f.whole[1] else ["i32(p.keys) - 1"])]
+    if not ends:
+        return _masked(t, rules)
+    end = f"min({', '.join(ends)})" if len(ends) > 1 else ends[0]
+    lines = [f"if (!({' && '.join(_in_sight(t, rules, f.whole[1]))})) {{ let col = i32(t + tk * {t.tc}u); let lowest = -inf();"]
+    for i in range(t.tr):
+        cuts = " ".join(f"s{i}_{j} = select(lowest, s{i}_{j}, e >= {j});" for j in range(t.tc))
+        lines.append(f"{{ let e = {end.format(i=i)} - col; {cuts} }}")
+    return [*_masked(t, rules), *lines, "}"]
+
+
+def _masked(t: Tile, rules: Rules) -> list[str]:
+    """Adds a mask tensor to the scores."""
+    lines: list[str] = []
+    if rules.mask is None:
+        return lines
+    for i in range(t.tr):
+        for g in range(t.tc // 4):
+            lines.append(f"{{ let x = mask_quad(mr{i}, t + tk * {t.tc}u + {g * 4}u); ")
+            lines.append(" ".join(f"s{i}_{g * 4 + j} += x.{z};" for j, z in enumerate(T.LANES)) + " }")
+    return lines
+
+
+def _in_sight(t: Tile, rules: Rules, whole_keys: bool) -> list[str]:
+    """Conditions under which every row of the tile sees every key from t on."""
+    out = [] if whole_keys else [f"t + {t.cols}u <= p.keys"]
+    if rules.causal:
+        out.append(f"i32(t) + {t.cols - 1} <= low")
+    if rules.window:
+        out.append("i32(t) > high - i32(p.window)")
+        if not rules.causal:
+            out.append(f"i32(t) + {t.cols - 1} < low + i32(p.window)")
+    return out
+
+
+def _online(f: Form, w: Weights, v: Staged) -> list[str]:
     """Scores to weights: running maxima and sums, factors for the results so far; weights go to workgroup memory."""
     t = f.tile
     rows = range(t.tr)
@@ -253,6 +322,7 @@ def _online(f: Form, w: Weights) -> list[str]:
         lines.append(f"let n{i} = max(m{i}, x{i}); let a{i} = exp2(m{i} - n{i}); m{i} = n{i};")
         lines += [f"s{i}_{j} = exp2(s{i}_{j} - n{i});" for j in range(t.tc)]
         lines.append(f"l{i} = fma(l{i}, a{i}, {' + '.join(f's{i}_{j}' for j in range(t.tc))});")
+    lines += _scaled(t, "a", v) if t.same else []
     lines += w.put("s")
     if not t.same:
         lines.append("if (tk == 0u) { " + " ".join(f"st[tq + {i * t.teams}u] = a{i};" for i in rows) + " }")
@@ -281,12 +351,12 @@ def _results(f: Form, v: Staged) -> list[str]:
     lines = [] if f.shuffle else ["workgroupBarrier();"]
     lines += reduced(f, "l", "{} + {}")
     part, blank = ("part * p.all_rows + ", "0.0") if f.part else ("", f.rules.blank)
-    lse = "lse_all.d" if f.wrap else "lse"
     lines += [f"let d{i} = select(1.0 / l{i}, {blank}, l{i} == 0.0);" for i in rows]
     lines.append("if (tk == 0u) {")
     for i in rows:
+        guard = "" if f.whole[0] else f"if (row0 + tq + {i * t.teams}u < p.tile_rows) "
         lines.append(
-            f"if (row0 + tq + {i * t.teams}u < p.tile_rows) {{ {lse}[p.lse_at + {part}(b * p.heads + h{i}) * p.rows + i{i}] = "
+            f"{guard}{{ lse[p.lse_at + {part}(b * p.heads + h{i}) * p.rows + i{i}] = "
             f"select((m{i} + log2(l{i})) * {A.LN2}, -inf(), l{i} == 0.0); }}"
         )
     lines.append("}")
@@ -295,9 +365,12 @@ def _results(f: Form, v: Staged) -> list[str]:
         lines += ["workgroupBarrier();"]
     for i in range(t.out_rows):
         row = f"row0 + no + {i * t.spread}u"
-        where = f"let r = {row}; let h = kvh * p.group + r / p.rows; let i = r % p.rows;" if f.merged else f"let h = w.x; let i = {row};"
+        where = (
+            f"let r = {row}; let h = kvh * {_group(f)} + r / p.rows; let i = r % p.rows;" if f.merged else f"let h = w.x; let i = {row};"
+        )
         at = "p.o_at + b * p.o_b + h * p.o_h + i * p.o_r" + (" + part * p.o_part" if f.part else "")
         over = f"d{i}" if t.same else f"st[no + {i * t.spread}u]"
         puts = " ".join(f"o_put(at, lo + {x * t.over}u, o{i}_{x} * over);" for x in range(v.quads // t.over))
-        lines.append(f"if ({row} < p.tile_rows) {{ {where} let at = {at}; let over = {over}; {puts} }}")
+        guard = "" if f.whole[0] else f"if ({row} < p.tile_rows) "
+        lines.append(f"{guard}{{ {where} let at = {at}; let over = {over}; {puts} }}")
     return lines

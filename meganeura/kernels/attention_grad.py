@@ -25,7 +25,6 @@ from .attention_product import Product, across, product, whole
 from .attention_tile import Staged, Tile, Weights
 from .kernel import TEMP, Kernel, Launch, Lowered, Profile
 
-WRAP = False
 KEPT = 256 << 20  # bytes of score gradients that may be kept
 ENOUGH = 1056  # workgroups from which a workgroup walks all heads of a group
 
@@ -45,7 +44,6 @@ class Form:
     exact: tuple[bool, bool]
     walk: bool = False  # rows are keys: the heads of a group one after another
     keep: bool = False  # rows are keys: keeps the gradient of the scores, [B, heads, keys, rows padded to vec4s]
-    wrap: bool = False
 
     def memory(self) -> int:
         """Bytes of workgroup memory."""
@@ -100,7 +98,7 @@ def lower(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lower
     size, width = G.classes(p.size), G.classes(p.width)
     exact = (size == p.size, width == p.width)
     dtype = p.q.layout.dtype
-    first = Form(False, QUERIES[0], size, width, p.rules, dtype, dtype, (*wide, results[0].wide()), exact, wrap=WRAP)
+    first = Form(False, QUERIES[0], size, width, p.rules, dtype, dtype, (*wide, results[0].wide()), exact)
     second = replace(first, keys=True, wide=(*wide, results[1].wide(), results[2].wide()))
     groups = p.batch * p.heads * -(-max(p.rows, p.keys) // 64)
     short = (SHORT,) if groups < FEW else ()
@@ -111,7 +109,7 @@ def lower(p: Problem, operands: Mapping[str, Source], profile: Profile) -> Lower
     temps = [-(-p.batch * p.heads * p.rows // 2) * 16]
     launches = [_statistics(p, grad, out, lse, stats, profile)]
     form, kept = made[1], p.batch * p.heads * p.keys * -(-p.rows // 4) * 16
-    last = Product(size, p.rules, dtype, (wide[1], results[0].wide()), exact[0], WRAP)
+    last = Product(size, p.rules, dtype, (wide[1], results[0].wide()), exact[0])
     fits = kept <= min(KEPT, profile.max_binding) and last.memory() <= profile.max_workgroup_memory
     extra: tuple[int, ...] = ()
     if fits and bound < profile.max_storage_buffers:
@@ -238,21 +236,21 @@ def _source(f: Form, profile: Profile) -> str:
     whole = {"size": f.exact[0], "width": f.exact[1]}
     code = ""
     for n, x in zip(names, f.wide, strict=False):
-        code += A.reader(n, f.dtype, x, whole[limits[n]], limits[n], f.wrap)
+        code += A.reader(n, f.dtype, x, whole[limits[n]], limits[n])
     for n, x in zip(outs, f.wide[4:], strict=True):
-        code += A.writer(n, f.made, x, whole[limits[n]], limits[n], f.wrap)
-    code += A.rules_text(f.rules, f.wrap)
-    code += across(f.rules, f.wrap) if f.keys else ""
+        code += A.writer(n, f.made, x, whole[limits[n]], limits[n])
+    code += A.rules_text(f.rules)
+    code += across(f.rules) if f.keys else ""
     memory, body = (_keys_body if f.keys else _queries_body)(f)
     code += memory
     args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
     code += f"@compute @workgroup_size({f.tile.size}) fn main({args}) {{\n" + "\n".join([*G.places(f.tile), *body]) + "\n}\n"
     dtypes = [f.dtype, f.made, float32, *([f.rules.mask] if f.rules.mask else [])]
-    return A.module(profile, code, A.arrays(declared, f.wrap), OUT_FIELDS if f.keys else IN_FIELDS, len(declared), dtypes, False)
+    return A.module(profile, code, A.arrays(declared), OUT_FIELDS if f.keys else IN_FIELDS, len(declared), dtypes, False)
 
 
-def _stats(f: Form, at: str) -> str:
-    return f"{'stats_all.d' if f.wrap else 'stats'}[(b * p.heads + h) * p.rows + {at}]"
+def _stats(at: str) -> str:
+    return f"stats[(b * p.heads + h) * p.rows + {at}]"
 
 
 def _queries_body(f: Form) -> tuple[str, list[str]]:
@@ -266,7 +264,7 @@ def _queries_body(f: Form) -> tuple[str, list[str]]:
     body += [f"let high = origin + i32(min(row0 + {t.rows}u, p.rows)) - 1; let from_ = begin(low) / 4u * 4u; let to_ = end(high);"]
     for i in range(t.tr):
         body.append(f"let i{i} = min(row0 + tq + {i * t.teams}u, p.rows - 1u); let place{i} = origin + i32(i{i});")
-        body.append(f"let st{i} = {_stats(f, f'i{i}')};")
+        body.append(f"let st{i} = {_stats(f'i{i}')};")
         if f.rules.mask is not None:
             body.append(f"let mr{i} = {A.mask_row('h', f'i{i}')};")
     body += [f"let {n}_base = p.{n}_at + b * p.{n}_b + {'kvh' if n in 'kv' else 'h'} * p.{n}_h;" for n in "qkvg"]
@@ -328,7 +326,7 @@ def _keys_body(f: Form) -> tuple[str, list[str]]:
         x.fetch(t.size, f"{n}_quad({n}_base + min(t + {{row}}, p.rows - 1u) * p.{n}_r, {{col}})", f"l{n}") for x, n in ((q, "q"), (g, "g"))
     ]
     body += [line for read, _ in fetched for line in read] + [line for _, put in fetched for line in put]
-    body += [f"let st{j} = {_stats(f, f'min(t + tk * {t.tc}u + {j}u, p.rows - 1u)')};" for j in range(t.tc)]
+    body += [f"let st{j} = {_stats(f'min(t + tk * {t.tc}u + {j}u, p.rows - 1u)')};" for j in range(t.tc)]
     body += ["workgroupBarrier();", *G.zeros([f"{x}{i}_{j}" for x in "sd" for i in range(t.tr) for j in range(t.tc)])]
     body += [*G.scores(t, k, q, "s"), *_masking_by(f)]
     body += [f"s{i}_{j} = exp2(s{i}_{j} - st{j}.x);" for i in range(t.tr) for j in range(t.tc)]
@@ -351,13 +349,13 @@ def _keys_body(f: Form) -> tuple[str, list[str]]:
 
 def _kept(f: Form) -> list[str]:
     """Stores the gradient of the scores."""
-    t, kept = f.tile, "kept_all.d" if f.wrap else "kept"
+    t = f.tile
     lines = ["let quads = (p.rows + 3u) / 4u;"]
     for i in range(t.tr):
         for g in range(t.tc // 4):
             four = ", ".join(f"d{i}_{g * 4 + j}" for j in range(4))
             lines.append(f"{{ let quad = t / 4u + tk * {t.tc // 4}u + {g}u; if (key{i} < p.keys && quad < quads) {{")
-            lines.append(f"{kept}[((b * p.heads + h) * p.keys + key{i}) * quads + quad] = vec4<f32>({four}); }} }}")
+            lines.append(f"kept[((b * p.heads + h) * p.keys + key{i}) * quads + quad] = vec4<f32>({four}); }} }}")
     return lines
 
 

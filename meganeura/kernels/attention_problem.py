@@ -56,10 +56,6 @@ class Rules:
         """What a row without keys is multiplied by."""
         return "nan()" if self.undefined else "0.0"
 
-    def free(self) -> bool:
-        """Whether every query sees every key."""
-        return not (self.mask or self.causal or self.window)
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -143,14 +139,9 @@ def find(call: Call) -> tuple[Problem, Mapping[str, Source]]:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def arrays(declared: Sequence[tuple[str, str, str]], wrap: bool = False) -> str:
-    """Storage arrays (name, element type, access) from binding 0 on. wrap: in structs, which saves registers under naga."""
-    if not wrap:
-        return "".join(T.storage(i, *entry) for i, entry in enumerate(declared))
-    return "".join(
-        f"struct Buffer_{n} {{ d: array<{t}> }}\n@group(0) @binding({i}) var<storage, {a}> {n}_all: Buffer_{n};\n"
-        for i, (n, t, a) in enumerate(declared)
-    )
+def arrays(declared: Sequence[tuple[str, str, str]]) -> str:
+    """Storage arrays (name, element type, access) from binding 0 on."""
+    return "".join(T.storage(i, *entry) for i, entry in enumerate(declared))
 
 
 def rules_arrays(rules: Rules) -> list[tuple[str, str, str]]:
@@ -166,22 +157,18 @@ def rules_numbers(p: Problem) -> list[int]:
     return [x.number for x in (p.mask, p.position) if x is not None]
 
 
-def reader(name: str, dtype: DType, wide: bool, exact: bool, limit: str, wrap: bool = False) -> str:
+def reader(name: str, dtype: DType, wide: bool, exact: bool, limit: str) -> str:
     """`{name}_quad(at, c)`: four elements from column 4c on of the row at `at`, zeros past the row's end (p.{limit})."""
-    array = f"{name}_all.d" if wrap else name
     head = f"fn {name}_quad(at: u32, c: u32) -> vec4<f32> {{ "
     if wide:
         guard = "" if exact else f"if (c * 4u >= p.{limit}) {{ return vec4<f32>(); }} "
-        return f"{head}{guard}return vec4<f32>({array}[at + c]); }}\n"
-    parts = [
-        f"select(0.0, f32({array}[at + min(c * 4u + {j}u, p.{limit} - 1u) * p.{name}_c]), c * 4u + {j}u < p.{limit})" for j in range(4)
-    ]
+        return f"{head}{guard}return vec4<f32>({name}[at + c]); }}\n"
+    parts = [f"select(0.0, f32({name}[at + min(c * 4u + {j}u, p.{limit} - 1u) * p.{name}_c]), c * 4u + {j}u < p.{limit})" for j in range(4)]
     return f"{head}return vec4<f32>({', '.join(parts)}); }}\n"
 
 
-def writer(name: str, dtype: DType, wide: bool, exact: bool, limit: str, wrap: bool = False) -> str:
+def writer(name: str, dtype: DType, wide: bool, exact: bool, limit: str) -> str:
     """`{name}_put(at, c, x)`: stores four elements from column 4c on of the row at `at`, as far as the row goes."""
-    array = f"{name}_all.d" if wrap else name
     head = f"fn {name}_put(at: u32, c: u32, value: vec4<f32>) {{ "
     if wide:
         text = (
@@ -189,23 +176,22 @@ def writer(name: str, dtype: DType, wide: bool, exact: bool, limit: str, wrap: b
             if dtype.name == "float32"
             else f"{T.element(dtype, 4)}({', '.join(T.store('f32', f'value.{c}', dtype) for c in T.LANES)})"
         )
-        store = f"{array}[at + c] = {text};"
+        store = f"{name}[at + c] = {text};"
         return f"{head}{store} }}\n" if exact else f"{head}if (c * 4u < p.{limit}) {{ {store} }} }}\n"
     parts = [
-        f"if (c * 4u + {j}u < p.{limit}) {{ {array}[at + c * 4u + {j}u] = {T.store('f32', f'value.{lane}', dtype)}; }}"
+        f"if (c * 4u + {j}u < p.{limit}) {{ {name}[at + c * 4u + {j}u] = {T.store('f32', f'value.{lane}', dtype)}; }}"
         for j, lane in enumerate(T.LANES)
     ]
     return f"{head}{' '.join(parts)} }}\n"
 
 
-def rules_text(rules: Rules, wrap: bool = False) -> str:
+def rules_text(rules: Rules) -> str:
     """`start(b)`: the place of query 0. `mask_quad(at, col)`: what a mask row adds. `seen(x, add, place, col)`: scores of
     four keys from `col` on, -inf for those out of sight. `begin(low)`, `end(high)`: keys that places low to high may see."""
-    pos = "pos_all.d" if wrap else "pos"
-    where = f" + {pos}[p.pos_at + b * p.pos_step]" if rules.position else ""
+    where = " + pos[p.pos_at + b * p.pos_step]" if rules.position else ""
     out = f"fn start(b: u32) -> i32 {{ return bitcast<i32>(p.offset){where}; }}\n"
     if rules.mask is not None:
-        out += _mask(rules, wrap)
+        out += _mask(rules)
     ok = "c < vec4<i32>(i32(p.keys))"
     if rules.causal:
         ok = f"({ok}) & (c <= vec4<i32>(place))"
@@ -221,13 +207,12 @@ def rules_text(rules: Rules, wrap: bool = False) -> str:
     return out + f"fn begin(low: i32) -> u32 {{ return {low}; }}\nfn end(high: i32) -> u32 {{ return {last}; }}\n"
 
 
-def _mask(rules: Rules, wrap: bool) -> str:
+def _mask(rules: Rules) -> str:
     assert rules.mask is not None
-    array = "mask_all.d" if wrap else "mask"
     if rules.form == "quad":
-        out = f"let x = {array}[at + col / 4u]; "
+        out = "let x = mask[at + col / 4u]; "
     else:
-        parts = [f"{array}[at + min(col + {j}u, p.keys - 1u) * p.m_c]" for j in range(4)]
+        parts = [f"mask[at + min(col + {j}u, p.keys - 1u) * p.m_c]" for j in range(4)]
         out = f"let x = vec4<{rules.mask.storage}>({', '.join(parts)}); "
     return f"fn mask_quad(at: u32, col: u32) -> vec4<f32> {{ {out}{mask_value(rules.mask)} }}\n"
 

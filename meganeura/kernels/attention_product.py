@@ -30,7 +30,6 @@ class Product:
     dtype: DType
     wide: tuple[bool, bool]  # keys, result
     exact: bool
-    wrap: bool = False
 
     @property
     def over(self) -> int:
@@ -60,8 +59,8 @@ def _source(f: Product, profile: Profile) -> str:
     size, columns = ROWS // 4 * over, range(quads // over)
     declared = [("kept", "vec4<f32>", "read"), ("k", T.element(f.dtype, 4 if f.wide[0] else 1), "read")]
     declared += [("x", T.element(f.dtype, 4 if f.wide[1] else 1), "read_write"), *A.rules_arrays(f.rules)]
-    code = A.reader("k", f.dtype, f.wide[0], f.exact, "size", f.wrap) + A.writer("x", f.dtype, f.wide[1], f.exact, "size", f.wrap)
-    code += A.rules_text(f.rules, f.wrap) + across(f.rules, f.wrap)
+    code = A.reader("k", f.dtype, f.wide[0], f.exact, "size") + A.writer("x", f.dtype, f.wide[1], f.exact, "size")
+    code += A.rules_text(f.rules) + across(f.rules)
     d, k = Staged("sd", ROWS, ROWS // 4, flat=True), Staged("sk", ROWS, quads, flat=True)
     code += d.declare() + k.declare()
     body = [f"let b = w.z; let h = w.x; let kvh = h / p.group; let row0 = (p.tiles - 1u - w.y) * {ROWS}u;"]
@@ -70,9 +69,8 @@ def _source(f: Product, profile: Profile) -> str:
     body += ["let k_base = p.k_at + b * p.k_b + kvh * p.k_h; let d_base = (b * p.heads + h) * p.keys;"]
     body += G.zeros([f"x{j}_{c}" for j in range(4) for c in columns], True)
     body += [*G.walk(ROWS), "workgroupBarrier();"]
-    kept = "kept_all.d" if f.wrap else "kept"
     quad = "min(row0 / 4u + {col}, p.quads - 1u)"
-    read_d, put_d = d.fetch(size, f"{kept}[(d_base + min(t + {{row}}, to_ - 1u)) * p.quads + {quad}]", "ld")
+    read_d, put_d = d.fetch(size, f"kept[(d_base + min(t + {{row}}, to_ - 1u)) * p.quads + {quad}]", "ld")
     read_k, put_k = k.fetch(size, "k_quad(k_base + min(t + {row}, to_ - 1u) * p.k_r, {col})", "lk")
     body += [line.replace("let ", "var ", 1) for line in read_d] + read_k
     body.append(f"if (!({whole(f.rules, 't', ROWS, 'row0', ROWS)} && t + {ROWS}u <= to_)) {{")
@@ -94,10 +92,10 @@ def _source(f: Product, profile: Profile) -> str:
     args = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) tid: u32"
     code += f"@compute @workgroup_size({size}) fn main({args}) {{\n" + "\n".join(body) + "\n}\n"
     dtypes = [f.dtype, float32, *([f.rules.mask] if f.rules.mask else [])]
-    return A.module(profile, code, A.arrays(declared, f.wrap), FIELDS, len(declared), dtypes, False)
+    return A.module(profile, code, A.arrays(declared), FIELDS, len(declared), dtypes, False)
 
 
-def across(rules: Rules, wrap: bool) -> str:
+def across(rules: Rules) -> str:
     """`seen_by(x, fill, key, origin, row)`: values of a key for four queries from `row` on, `fill` for those that do not see it;
     `mask_by(at, row, key)`: what the mask adds to them."""
     ok = "i < vec4<i32>(i32(p.rows))"
@@ -112,9 +110,8 @@ def across(rules: Rules, wrap: bool) -> str:
     out += f"  return select(vec4<f32>(fill), x, ({ok}) & vec4<bool>(key < i32(p.keys)));\n}}\n"
     if rules.mask is None:
         return out
-    array = "mask_all.d" if wrap else "mask"
     column = "min(key, p.keys - 1u) / 4u][min(key, p.keys - 1u) % 4u" if rules.form == "quad" else "min(key, p.keys - 1u) * p.m_c"
-    parts = [f"{array}[at + min(row + {j}u, p.rows - 1u) * p.m_r + {column}]" for j in range(4)]
+    parts = [f"mask[at + min(row + {j}u, p.rows - 1u) * p.m_r + {column}]" for j in range(4)]
     out += f"fn mask_by(at: u32, row: u32, key: u32) -> vec4<f32> {{\n  let x = vec4<{rules.mask.storage}>({', '.join(parts)});\n"
     return out + f"  {A.mask_value(rules.mask)}\n}}\n"
 

@@ -6,10 +6,12 @@ memory by rows of vec4s, their columns exchanged by an xor of the row, so that n
 
 Tint clamps an index unless it can tell its range, and counts the turns of a loop unless it can tell that it ends. It follows
 +, -, *, /, % and min from tid and from counters that step by one below a constant, but no xor: hence % and such counters.
+naga takes trusted indices as they are, so that text for it is `plain`: neither.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +73,7 @@ class Staged:
     step: int = 0
     teams: int = 1
     flat: bool = False
+    plain: bool = False  # for naga
 
     def declare(self, room: int = 0) -> str:
         """Its array; `room`: vec4s that must fit, if more."""
@@ -91,11 +94,15 @@ class Staged:
 
     def column(self, col: str, turn: str) -> str:
         """Where column `col` of a row that is turned by `turn` lies."""
-        return T.exchanged(col, turn, self.mask, self.quads)
+        return exchanged(col, turn, self.mask, self.quads, self.plain)
+
+    def even(self, size: int) -> bool:
+        """Whether `size` invocations have whole rows to fetch at a time, all of them each time."""
+        return size % self.quads == 0 and self.count * self.quads % size == 0
 
     def fetch(self, size: int, address: str, tag: str) -> tuple[list[str], list[str]]:
         """Lines that read the operand into registers, and lines that put these into workgroup memory. `address` gives the
-        quad from {row} and {col}."""
+        quad from {row} and {col}, or from {down}: how many rows below that of the invocation's first quad it lies (see `even`)."""
         total = self.count * self.quads
         read, put = [], []
         for e in range(-(-total // size)):
@@ -105,27 +112,37 @@ class Staged:
             if guard:
                 last = f"min({at}, {total - 1}u)"
                 row, col = f"({last} / {self.quads}u)", f"({last} % {self.quads}u)"
-            read.append(f"let {tag}{e} = {address.format(row=row, col=col)};")
-            put.append(f"{guard}{{ {self.name}[{row} * {self.quads}u + {self.column(col, self.turn(row))}] = {tag}{e}; }}")
+            read.append(f"let {tag}{e} = {address.format(row=row, col=col, down=e * size // self.quads)};")
+            place = at if self.plain and self.flat and not guard else f"{row} * {self.quads}u + {self.column(col, self.turn(row))}"
+            put.append(f"{guard}{{ {self.name}[{place}] = {tag}{e}; }}")
         return read, put
 
 
-def steps(name: str, count: int, step: int) -> list[str]:
+def exchanged(col: str, turn: str, mask: int, quads: int, plain: bool) -> str:
+    """col ^ turn, in the form that Tint sees the range of unless plain."""
+    return f"({col} ^ {turn})" if plain and mask else T.exchanged(col, turn, mask, quads)
+
+
+def steps(name: str, count: int, step: int, plain: bool = False) -> list[str]:
     """The head of a loop: {name} = 0, step, ... below count, a multiple of step. Tint follows counters that grow by one."""
     assert count % step == 0, (count, step)
+    if plain:
+        return [f"for (var {name} = 0u; {name} < {count}u; {name} += {step}u) {{"]
     return [f"for (var turn_{name} = 0u; turn_{name} < {count // step}u; turn_{name} += 1u) {{ let {name} = turn_{name} * {step}u;"]
 
 
-def walk(step: int) -> list[str]:
+def walk(step: int, plain: bool = False) -> list[str]:
     """The head of a loop: t = from_, from_ + step, ... below to_. Tint counts turns of every loop whose end it does not see."""
+    if plain:
+        return [f"for (var t = from_; t < to_; t += {step}u) {{"]
     head = f"for (var turn = 0u; turn < {(1 << 31) // step - 1}u; turn += 1u) {{"
     return [f"{head} let t = from_ + turn * {step}u; if (t >= to_) {{ break; }}"]
 
 
 def scores(t: Tile, a: Staged, b: Staged, acc: str, unroll: int = 4) -> list[str]:
-    """{acc}i_j += row i of a times row j of b; a's rows are tq + i * teams, b's tk * tc + j."""
-    unroll = min(unroll, a.quads)
-    out = steps("c", a.quads, unroll)
+    """{acc}i_j += row i of a times row j of b, up to `unroll` quads a turn; a's rows are tq + i * teams, b's tk * tc + j."""
+    unroll = math.gcd(unroll, a.quads)
+    out = steps("c", a.quads, unroll, a.plain)
     for u in range(unroll):
         left, right = (x.column(f"(c + {u}u)", f"z{n}_{x.name}") for n, x in (("a", a), ("b", b)))
         out += [f"let a{i}_{u} = {a.name}[(tq + {i * t.teams}u) * {a.quads}u + {left}];" for i in range(t.tr)]
@@ -150,6 +167,7 @@ class Weights:
 
     name: str
     tile: Tile
+    plain: bool = False  # for naga
 
     @property
     def quads(self) -> int:
@@ -165,19 +183,19 @@ class Weights:
         for i in range(t.tr):
             for g in range(t.tc // 4):
                 four = ", ".join(f"{value}{i}_{g * 4 + j}" for j in range(4))
-                col = T.exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads)
+                col = exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads, self.plain)
                 out.append(f"{self.name}[(tq + {i * t.teams}u) * {self.quads}u + {col}] = vec4<f32>({four});")
         return out
 
-    def times(self, b: Staged, acc: str, swizzled: bool, unroll: int = 2) -> list[str]:
+    def times(self, b: Staged, acc: str, swizzled: bool) -> list[str]:
         """{acc}i_x += row of the weights times vec4 column x of b; rows no + i * spread, columns lo + x * over."""
         t = self.tile
-        unroll = min(unroll, self.quads)
-        out = steps("c", self.quads, unroll)
+        unroll = min(2, self.quads)
+        out = steps("c", self.quads, unroll, self.plain)
         for u in range(unroll):
             for i in range(t.out_rows):
                 row = f"(no + {i * t.spread}u)"
-                col = T.exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads)
+                col = exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads, self.plain)
                 out.append(f"let p{i}_{u} = {self.name}[{row} * {self.quads}u + {col}];")
             for z, lane in enumerate(T.LANES):
                 row = f"((c + {u}u) * 4u + {z}u)"

@@ -84,6 +84,8 @@ SMALL = Tile(32, 32, 4, 4, groups=2)
 SMALL4 = Tile(32, 32, 4, 4, groups=4, turn_a="row")
 SQUARE = Tile(64, 64, 8, 8, groups=4)
 SLIM = Tile(32, 48, 4, 4, groups=4, turn_b="s4", lanes=8)
+TWO_ROWS = replace(ROWS, groups=2)
+DEEP = Tile(32, 32, 4, 4, depth=32)
 ONCE = 132  # multiprocessors of an H200: four groups a tile pay while every tile has one to itself
 
 POINTS = (
@@ -117,6 +119,15 @@ POINTS = (
     Point("NN NT TN TT", 512, 512, 512, ROWS),
     Point("NN NT TN TT", 2048, 512, 128, MID),
     Point("NN NT TN TT", 256, 256, 256, SMALL),
+    Point("NN NT", 256, 384, 384, SMALL4, most=ONCE),
+    Point("TN", 384, 384, 256, SLIM, most=ONCE),
+    Point("NT TT", 256, 1536, 384, TWO_ROWS),
+    Point("NT TT", 256, 1152, 384, TWO_ROWS),
+    Point("NN", 256, 1536, 384, LOW),
+    Point("NN NT TN TT", 256, 384, 1536, LOW, 5),
+    Point("TN", 1536, 384, 256, DEEP),
+    Point("TN", 384, 1536, 256, DEEP),
+    Point("TN", 128, 784, 128, SMALL),
     Point("NN NT TN TT", 128, 10, 128, SMALL),
     Point("NN NT TN TT", 128, 128, 784, SMALL, 8),
     Point("NN NT TN TT", 32, 128, 784, SMALL, 8),

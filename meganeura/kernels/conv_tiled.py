@@ -90,7 +90,7 @@ class Tiled:
 
     @property
     def gemm(self) -> Gemm:
-        return Gemm(self.tile, PLAIN, False)
+        return Gemm(self.tile, PLAIN)
 
     @property
     def dot(self) -> str:

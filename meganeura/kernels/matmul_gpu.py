@@ -30,11 +30,21 @@ def _turn(form: str, turn: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Text of the tiled kernel. Grid: (ceil(N / bn), ceil(M / bm), matrices * split)."""
+    """Text of the tiled kernel. Grid: (ceil(N / bn), ceil(M / bm), matrices * split).
+
+    fit: 'exact' where tiles cover the matrix exactly, 'shifted' where the last ones are shifted inwards, 'cut' where they are
+    checked. single: one matrix, K in one piece; otherwise a workgroup must find its own, and three registers fewer are left.
+    """
 
     tile: Tile
     form: Form
-    full: bool
+    fit: str = "cut"
+    single: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether every element of a tile exists."""
+        return self.fit != "cut"
 
     def operands(self) -> tuple[Operand, Operand, bool]:
         """Both operands, and whether each half of the invocations loads one of them (small tiles turned 4x4)."""
@@ -81,12 +91,15 @@ class Gemm:
             yield f"let by = band * {t.swizzle}u + inside % rows; let bx = inside / rows;"
         else:
             yield "let by = w.y; let bx = w.x;"
-        if self.full:
+        if self.fit == "shifted":
             yield f"let row0 = min(by * {t.bm}u, p.m - {t.bm}u); let col0 = min(bx * {t.bn}u, p.n - {t.bn}u);"
         else:
             yield f"let row0 = by * {t.bm}u; let col0 = bx * {t.bn}u;"
-        yield "var slice = w.z; var mat0 = 0u; var mat1 = 0u;"  # one matrix in one piece needs no division
-        yield "if (w.z >= p.split) { let mat = w.z / p.split; slice = w.z % p.split; mat0 = mat / p.inner; mat1 = mat % p.inner; }"
+        if self.single:
+            yield "let slice = 0u; let mat0 = 0u; let mat1 = 0u;"
+        else:
+            yield "var slice = w.z; var mat0 = 0u; var mat1 = 0u;"  # slices of one matrix need no division
+            yield "if (w.z >= p.split) { let mat = w.z / p.split; slice = w.z % p.split; mat0 = mat / p.inner; mat1 = mat % p.inner; }"
         yield "let a_at = p.a_off + mat0 * p.a_b0 + mat1 * p.a_b1; let b_at = p.b_off + mat0 * p.b_b0 + mat1 * p.b_b1;"
         yield "let k_from = slice * p.depth; let k_here = min(p.depth, p.k - k_from);"
         yield f"let turns = (k_here + {t.span - 1}u) / {t.span}u; let rest = k_here - (turns - 1u) * {t.span}u;"
@@ -269,14 +282,12 @@ def _whole_rows(p: Problem, profile: Profile, temps: list[int]) -> tuple[Problem
 
 
 def _gemv(p: Problem, f: Form, profile: Profile) -> Launch:
+    shape: gemv.Rows | gemv.Columns
     if f.b == "k4":
-        rows = Form.of(p, f.a, f.b, "v1")
-        grid = (-(-p.n // (gemv.SIZE // gemv.lanes_a_row(profile))), 1, p.matrices)
-        return _launch(("gemv_rows",), rows, p, grid, lambda profile: gemv.gemv_rows(rows, profile))
-    across = 8 if p.n <= 8192 else 16  # narrow matrices need more invocations along k
-    columns = replace(f, a="k1")
-    grid = (-(-p.n // (4 * across)), 1, p.matrices)
-    return _launch(("gemv_columns", across), columns, p, grid, lambda profile: gemv.gemv_columns(columns, across, profile))
+        name, used, shape = "gemv_rows", Form.of(p, f.a, f.b, "v1"), gemv.rows(p.k, p.matrices, profile)
+    else:
+        name, used, shape = "gemv_columns", replace(f, a="k1"), gemv.columns(p.n, p.k, p.matrices, profile)
+    return _launch((name, shape), used, p, shape.grid(p.n, p.matrices), lambda profile: shape.source(used, profile))
 
 
 def usable(tile: Tile, f: Form, p: Problem, profile: Profile) -> bool:
@@ -284,7 +295,7 @@ def usable(tile: Tile, f: Form, p: Problem, profile: Profile) -> bool:
     rows, cols = -(-p.m // tile.bm), -(-p.n // tile.bn)
     if tile.size > profile.max_workgroup_size or max(rows, cols) > profile.max_groups:
         return False
-    return Gemm(tile, f, False).memory() <= profile.max_workgroup_memory
+    return Gemm(tile, f).memory() <= profile.max_workgroup_memory
 
 
 def tiled(p: Problem, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
@@ -302,10 +313,11 @@ def tiled(p: Problem, tile: Tile, split: int, temps: list[int]) -> list[Launch]:
     even = p.m % tile.bm == 0 and p.n % tile.bn == 0
     once = q.fusion is not None and q.fusion.in_place() and not even  # last tiles must not be shifted over their neighbours
     cut = (f.a == "f4" and p.m % 4) or (f.b == "f4" and p.n % 4)  # a copy's rows: vec4s only begin where those of whole tiles do
-    gemm = Gemm(tile, f, p.m >= tile.bm and p.n >= tile.bn and not once and not cut)
+    large = p.m >= tile.bm and p.n >= tile.bn and not once and not cut
+    gemm = Gemm(tile, f, "exact" if even and not cut else "shifted" if large else "cut", p.matrices * slices == 1)
     params = q.params(f.accesses, slices, per * tile.span, slice_elements(p))
     grid = (-(-p.n // tile.bn), -(-p.m // tile.bm), p.matrices * slices)
-    launches = [_launch(("gemm", tile, gemm.full), f, q, grid, gemm.source, params)]
+    launches = [_launch(("gemm", tile, gemm.fit, gemm.single), f, q, grid, gemm.source, params)]
     return [*launches, add_slices(p, q.out.binding, slices)] if slices > 1 else launches
 
 

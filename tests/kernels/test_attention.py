@@ -11,12 +11,14 @@ import pytest
 from meganeura import dtype as D
 from meganeura.kernels import attention, attention_gpu, attention_grad, attention_parts, rotary
 from meganeura.kernels.attention_problem import find
+from meganeura.kernels.attention_tile import Tile
 from meganeura.kernels.call import make_call
 from meganeura.kernels.kernel import Call, Lowered
 from meganeura.ops import REGISTRY
 from meganeura.ops.attention import _grad_ref, _ref
 from meganeura.ops.infer import infer
 from meganeura.storage import Layout
+from tests import tint
 from tests.kernels.run_call import STORED, download, eight_lanes, profile, run, upload
 
 F, H = D.float32, D.float16
@@ -167,13 +169,19 @@ def test_decoding_over_parts(rows: int, keys: int, group: int, how: str) -> None
 
 
 def test_position_and_sizes_share_pipelines() -> None:
-    """Other lengths, offsets and windows are numbers of the uniform."""
-    hows = ("gpu", "cpu") if eight_lanes() else ("gpu",)
-    keys = set()
-    for rows, length, offset, window in ((40, 40, 0, 3), (41, 99, 58, 9), (48, 65, 1, 30)):
-        case = Case((1, 2, rows, 32), (1, 2, length, 32), 32, causal=True, offset=offset, window=window)
-        keys.update(tuple(x.kernel.key for x in LOWERINGS[how](case.call(FORWARD)).launches) for how in hows)
-    assert len(keys) == len(hows)
+    """Other lengths, offsets and windows are numbers of the uniform; on GPUs whole tiles of queries are one pipeline, others another."""
+
+    def built(how: str, *sizes: tuple[int, int, int, int]) -> set[Any]:
+        keys = set()
+        for rows, length, offset, window in sizes:
+            case = Case((1, 2, rows, 32), (1, 2, length, 32), 32, causal=True, offset=offset, window=window)
+            keys.add(tuple(x.kernel.key for x in LOWERINGS[how](case.call(FORWARD)).launches))
+        return keys
+
+    odd, whole = ((41, 99, 58, 9), (43, 43, 0, 3), (47, 65, 1, 30)), ((40, 40, 0, 3), (48, 65, 1, 30))
+    assert len(built("gpu", *odd)) == len(built("gpu", *whole)) == 1
+    assert len(built("gpu", *odd, *whole)) == 2
+    assert not eight_lanes() or len(built("cpu", *odd, *whole)) == 1
 
 
 @pytest.mark.parametrize("name", ["square", "added", "odd"])
@@ -188,17 +196,97 @@ def test_gradients_without_kept_scores_and_over_groups(name: str, monkeypatch: p
 
 @pytest.mark.full
 def test_other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tile of the tables, structs around arrays included."""
+    """Every tile of the tables."""
     for tile in {*attention_gpu.TILES, *attention_gpu.SHORT, *attention_gpu.FEW}:
         for name in ("TILES", "SHORT", "FEW"):
             monkeypatch.setattr(attention_gpu, name, (tile,))
-        monkeypatch.setattr(attention_gpu, "WRAP", tile.rows == 16)
         case = Case((1, 2, 19, 64), (1, 2, 70, 64), 64, causal=True, offset=40)
         call = case.call(FORWARD)
         lowered = attention.lower(call, profile("gpu", max_workgroup_memory=49152))
         outs = outputs(call)
         run(lowered, [*(upload(x, F) for x in case.values), *outs], (case.scale,))
         close(download(outs[0], F, call.outputs[0].numel).reshape(call.outputs[0].shape), case.expected()[0], False, repr(tile))
+
+
+TILED: dict[str, Any] = {
+    "causal": lambda: Case((1, 6, 64, 64), (1, 2, 192, 64), 64, causal=True, offset=128),
+    "odd": lambda: Case((1, 3, 70, 64), (1, 1, 70, 64), 64, causal=True),
+    "rows": lambda: Case((1, 3, 64, 64), (1, 1, 100, 64), 64, mask=mask(64, 100)),
+    "free": lambda: Case((2, 2, 48, 64), (2, 2, 128, 64), 64),
+    "loose": lambda: Case((1, 9, 19, 64), (1, 1, 77, 64), 64),
+    "masked": lambda: Case((1, 2, 64, 32), (1, 1, 128, 32), 64, causal=True, offset=64, mask=mask(2, 64, 128)),
+    "uneven": lambda: Case((1, 2, 64, 48), (1, 1, 128, 48), 64, causal=True, offset=64),
+    "few": lambda: Case((2, 4, 2, 64), (2, 2, 256, 64), 64, causal=True, offset=254),
+    "window": lambda: Case((1, 2, 64, 64), (1, 2, 128, 64), 64, causal=True, offset=64, window=70),
+    "unwritten": lambda: Case((1, 2, 16, 16), (1, 1, 64, 16), 64, causal=True, offset=8),
+    "position": lambda: Case((2, 4, 16, 16), (2, 2, 64, 16), 64, position=np.array([4, 47]), causal=True),
+}
+# Rows and keys are whole tiles of 8 queries and 64 keys.
+WHOLE = {"causal": (True, True), "free": (True, True), "masked": (True, True), "uneven": (True, True), "few": (True, True),
+         "rows": (True, False), "window": (True, False), "unwritten": (True, False), "position": (True, False)}  # fmt: skip
+LONG = Tile(32, 64, 8, 4, 16)  # as the one for many queries, with less workgroup memory
+
+
+def written_for(backend: str, lowered: Lowered) -> Lowered:
+    """Launches whose first kernel has the text for a backend's compiler; every compiler accepts it."""
+    first = lowered.launches[0]
+    source = first.kernel.source
+    kernel = replace(first.kernel, key=(backend, *first.kernel.key), source=lambda profile: source(replace(profile, backend=backend)))
+    return replace(lowered, launches=(replace(first, kernel=kernel), *lowered.launches[1:]))
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("backend", ["wgpu", "dawn"])
+@pytest.mark.parametrize("name", TILED)
+def test_tiles_that_are_whole_and_that_are_not(name: str, backend: str, length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compilers' text, without clamps where rows or keys are whole tiles."""
+    case = TILED[name]()
+    if length == "long":
+        for table in ("TILES", "SHORT", "FEW"):
+            monkeypatch.setattr(attention_gpu, table, (LONG,))
+    want = case.expected()
+    if name == "unwritten":
+        for x in case.values[1:]:
+            x[:, :, 24:] = np.nan
+    if name == "position":
+        for x in case.values[1:]:
+            x[0, :, 20:] = np.nan
+    call = case.call(FORWARD)
+    lowered = attention.lower(call, profile("gpu", max_workgroup_memory=49152, subgroups=False))
+    form = lowered.launches[0].kernel.key[1]
+    assert (form.tile.tr == 8) == (length == "long")
+    assert length == "long" or form.whole == WHOLE.get(name, (False, False))
+    outs = outputs(call)
+    run(written_for(backend, lowered), [*(upload(x, F) for x in case.values), *case.extra()[1], *outs], (case.scale,))
+    for o, layout, w in zip(outs, call.outputs, want, strict=True):
+        close(download(o, layout.dtype, layout.numel).reshape(layout.shape), w, False, name)
+
+
+TINT = """
+import wgpudawn
+from meganeura.kernels import attention, attention_gpu
+from meganeura.kernels.kernel import Profile
+from tests.kernels.test_attention import CASES, FORWARD, TILED
+device = wgpudawn.gpu.request_adapter_sync().request_device_sync(required_features=["subgroups", "shader-f16"])
+seen = set()
+
+def accepted(profile, cases):
+    for case in cases:
+        for launch in attention.lower(case().call(FORWARD), profile).launches:
+            if launch.kernel.key not in seen:
+                seen.add(launch.kernel.key)
+                device.create_shader_module(code=launch.kernel.source(profile))
+
+accepted(Profile(backend="dawn", max_workgroup_memory=49152), (*CASES.values(), *TILED.values()))
+accepted(Profile(backend="dawn", subgroups=False), (*CASES.values(), *TILED.values()))
+attention_gpu.SHORT = ()  # tiles for many queries
+accepted(Profile(backend="dawn", max_workgroup_memory=49152), TILED.values())
+print("accepted", len(seen))
+"""
+
+
+def test_tint_accepts_what_naga_does() -> None:
+    assert "accepted" in tint.printed(TINT)
 
 
 def test_strides() -> None:
