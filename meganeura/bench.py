@@ -15,6 +15,7 @@ import meganeura as mg
 from meganeura import nn, optim
 
 ROUNDS = 3
+_MOST_CALLS = 2000  # a round
 _WARM_SECONDS = 2.5  # GPUs clock up slowly after being idle
 
 
@@ -35,20 +36,19 @@ class Case:
 
 def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_seconds: float = 0.2) -> float:
     """Milliseconds a call with many calls in flight: best of three rounds, each ending in wait()."""
-    start()
-    wait()
-    begin = time.perf_counter()
-    start()
-    wait()
-    calls = max(1, min(2000, int(round_seconds / max(time.perf_counter() - begin, 1e-6))))
-    best = float("inf")
-    for _ in range(ROUNDS):
+
+    def seconds(calls: int) -> float:
         begin = time.perf_counter()
         for _ in range(calls):
             start()
         wait()
-        best = min(best, (time.perf_counter() - begin) / calls)
-    return best * 1e3
+        return time.perf_counter() - begin
+
+    calls, taken = 1, seconds(1)
+    while calls < _MOST_CALLS and (taken := seconds(calls)) < round_seconds / 10:  # few calls would mostly measure the wait
+        calls *= 4
+    calls = max(1, min(_MOST_CALLS, int(calls * round_seconds / max(taken, 1e-6))))
+    return min(seconds(calls) for _ in range(ROUNDS)) / calls * 1e3
 
 
 def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:

@@ -32,6 +32,7 @@ from .tree import flatten
 SIGNATURES = 64  # kept a function; the one unused for longest goes first
 CONSTANTS = 8  # values of one number argument before a warning
 RETRACES = 8  # traces of one signature before a warning
+_TENSOR = {Tensor}
 REWRITES = ("off", "greedy", *EGGLOG)
 
 
@@ -80,12 +81,11 @@ class Compiled:
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Tensor], list[int]]:
         """The program of a call, traced now if there is none that is valid."""
-        leaves: list[Tensor] = []
+        leaves: list[Tensor] = list(args)
         spec: Any = len(args)  # the usual: tensors alone
-        if kwargs or not all(isinstance(a, Tensor) for a in args):
+        if kwargs or {*map(type, args)} - _TENSOR:
+            leaves = []
             spec = flatten((args, kwargs), leaves)
-        else:
-            leaves.extend(args)
         sources = same_storage(leaves)
         facts = [(t.layout.dtype, t.layout.shape, _history(t), leaves[s] is t, s) for t, s in zip(leaves, sources, strict=True)]
         world = dispatch.hooks.eager()

@@ -33,5 +33,7 @@ def dense(t: Tensor) -> Tensor:
 
 def same_storage(leaves: Sequence[Tensor]) -> list[int]:
     """For each tensor the first that shows the same storage through the same dense layout (itself, usually)."""
+    if len({t._storage for t in leaves}) == len(leaves):
+        return list(range(len(leaves)))
     first: dict[Any, int] = {}
     return [first.setdefault((t._storage.uid, t.layout), i) if is_dense(t) else i for i, t in enumerate(leaves)]

@@ -98,6 +98,9 @@ class Program:
         self.grads = [
             _Grad(e, e.after, self.number_of.get(id(e.after), -1), own.get(id(e), -1)) for e in self.effects if e.after is not None
         ]
+        self.replaced = [
+            (e.target, own.get(id(e), -1), e.after.operand.layout) for e in self.effects if isinstance(e.after, Made) and not e.read
+        ]  # whose `.grad` is replaced unread, by which output of its own, and how it lies
 
     def _own_outputs(self) -> dict[int, int]:
         """By identity of effects: the number of the output that is a new `.grad` and nothing else, and replaces one that is not read."""
@@ -183,13 +186,12 @@ class Program:
     def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> tuple[list[Storage | None], list[tuple[Tensor, Tensor]]]:
         """The `.grad`s that this call overwrites: an output each its storage or None, and owners with their gradients. Others that
         are replaced unread are let go of: their memory may serve again."""
-        kept: list[Storage | None] = [None] * len(session.outputs)
+        outputs = session.outputs
+        kept: list[Storage | None] = [None] * len(outputs)
         overwritten = []
-        for effect, after, _, own in self.grads:
-            if effect.read or not isinstance(after, Made):
-                continue
-            target = target_of(effect, leaves)
-            g = None if own < 0 else own_gradient(target, session.outputs[own].bound, after.operand.layout)
+        for where, own, layout in self.replaced:
+            target = leaves[where] if isinstance(where, int) else where
+            g = None if own < 0 else own_gradient(target, outputs[own].bound, layout)
             if g is None:
                 target.grad = None
             else:
@@ -246,8 +248,10 @@ class Program:
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
     def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> CompiledNode:
-        edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         metas: list[Layout | None] = [r.operand.layout for r in self.roots]
+        if self.error is not None:  # all that its backward does is to raise
+            return CompiledNode(self, [], metas, site(), {}, numbers, None)
+        edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
         return CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 
     def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None, old: list[Any]) -> Any:

@@ -200,8 +200,8 @@ class Session:
         `kept`, which this session made in its last run and which is overwritten now, or a new one."""
         with self.device.lock:
             now = [s.buffer for s in inputs]
-            for buffer in now:
-                if buffer.error is not None:
+            if [b for b in now if b.error is not None]:
+                for buffer in now:
                     buffer.check()
             if self.frozen is None:
                 self._freeze(now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -174,11 +174,8 @@ class Recorder:
             for t in temps:
                 device.free(t)
 
-    def note_run(self, frozen: Any, records: Sequence[Record], buffers: Iterable[Buffer]) -> None:
-        """Note a run of a frozen list, whose records use these buffers. Ctrl-C may strike: it is noted whole or not at all."""
-        epoch = self.epoch
-        for b in buffers:
-            b.epoch = epoch
+    def note_run(self, frozen: Any, records: Sequence[Record]) -> None:
+        """Note a run of a frozen list. Ctrl-C may strike: it is noted whole or not at all."""
         self.runs.append(frozen)
         self.records.extend(records)
         self.counters.dispatches += len(records)

@@ -55,6 +55,7 @@ class Frozen:
         self.broken = ""
         self.lost: dict[int, str] = {}  # steps with a destroyed buffer
         self.proved = False
+        self.marked = -1  # the epoch that the buffers in use know of
         self.noted = 0  # runs that were noted rather than submitted at once
         self.ready: dict[int, Any] = {}  # finished command buffers of the next run, by chunk
         self.patient = ahead and len(steps) <= min(SHORT, self.chunk)  # whether runs may wait for the next
@@ -174,6 +175,7 @@ class Frozen:
         moved = [(changes[old], self.using.pop(old)) for old in changes if old in self.using]
         for new, where in moved:
             self.using.setdefault(new, set()).update(where)
+        self.marked = -1
         for i in touched:
             c, j = divmod(i, self.chunk)
             entry = self.chunks[c][j]
@@ -225,7 +227,8 @@ class Frozen:
                 device.drain()
             if self.broken or self.lost:
                 raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
-            if device.adopted:
+            adopted = bool(device.adopted)
+            if adopted:
                 taken = next((how for b, how in device.unusable().items() if b in self.using), None)
                 if taken is not None:
                     raise DeviceError(f"this frozen list uses a buffer that its owner {taken}")
@@ -233,7 +236,7 @@ class Frozen:
                 recorder.throttle()
             if self.uses_status:
                 device.status.pending = True
-            if self.patient and self._may_wait():
+            if self.patient and not adopted and self._may_wait():
                 self._note()
             else:
                 self._run_now()
@@ -242,8 +245,8 @@ class Frozen:
     def _may_wait(self) -> bool:
         """Whether a run may share a submit with what follows: runs come quickly, and nobody waited for the last one."""
         recorder = self.device.recorder
-        usual = self.proved and recorder.timer is None and not self.device.adopted
-        return usual and recorder.waits == self.waits and perf_counter() - self.last < QUICK
+        usual = self.proved and recorder.timer is None and recorder.waits == self.waits
+        return usual and perf_counter() - self.last < QUICK
 
     def _note(self) -> None:
         """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""
@@ -254,8 +257,13 @@ class Frozen:
         records = self.notes.get(self.copy)
         if records is None:
             records = self.notes[self.copy] = [self._record(i, self.copy) for i in range(len(self.steps))]
+        epoch = self.device.recorder.epoch
+        if self.marked != epoch:
+            for b in self.using:
+                b.epoch = epoch
+            self.marked = epoch
         self.noted += 1
-        self.device.recorder.note_run(self, records, self.using)
+        self.device.recorder.note_run(self, records)
 
     def _run_now(self) -> None:
         """Submit a run."""

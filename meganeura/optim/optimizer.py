@@ -201,14 +201,11 @@ class Optimizer:
         """What a compiled step depends on: the groups' members, rules, and which parameters share counts and multipliers."""
         parts = []
         for group in self.param_groups:
-            rule = self.rule(group)
-            order: dict[Any, int] = {}
-            keys: Iterable[Any] = self._counts(group)
+            keys: list[Any] = self._counts(group)
             if group.get("lr_multipliers"):
-                keys = zip(keys, (f.value for f in factors(group)), strict=True)
-            cohorts = tuple([order.setdefault(key, len(order)) for key in keys])
-            parts.append((rule.row.name, tuple(p._storage.uid for p in group["params"]), cohorts))
-        return tuple(parts)
+                keys = list(zip(keys, (f.value for f in factors(group)), strict=True))
+            parts.append((self.rule(group).row.name, [p._storage.uid for p in group["params"]], _pattern(keys)))
+        return parts
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -220,6 +217,14 @@ class Optimizer:
             lines.append(f"Parameter Group {i}")
             lines += [f"    {key}: {group[key]}" for key in sorted(group) if key not in ("params", "param_names")]
         return "\n".join([*lines, ")"])
+
+
+def _pattern(keys: list[Any]) -> list[int]:
+    """Which keys are equal: for each the number of the first like it among those that differ; [] where all are equal."""
+    if not keys or keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
+        return []
+    order: dict[Any, int] = {}
+    return [order.setdefault(key, len(order)) for key in keys]
 
 
 class Factor(NamedTuple):
