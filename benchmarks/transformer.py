@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -297,6 +298,24 @@ def torch_call(torch: Any, layers: int, training: bool, kind: str | None) -> Cal
     return step if training else forward
 
 
+def torch_mlp_call(torch: Any, kind: str | None) -> Callable[[], Any]:
+    """The small MLP's training step in a model of its own, under torch.compile in a mode or (None) not."""
+    tn = torch.nn
+    model = tn.Sequential(tn.Linear(784, 128), tn.ReLU(), tn.Linear(128, 10)).cuda()
+    f = torch.compile(model, mode=kind) if kind else model
+    opt = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    x, y = torch.randn(128, 784, device="cuda"), torch.randint(0, 10, (128,), device="cuda")
+
+    def step() -> Any:
+        opt.zero_grad(set_to_none=True)
+        loss = tn.functional.cross_entropy(f(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return step
+
+
 def captured(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
     """The same as a CUDA graph's replay."""
     side = torch.cuda.Stream()
@@ -310,14 +329,13 @@ def captured(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay  # type: ignore[no-any-return]
 
 
-def torch_rows(torch: Any, layers: int, training: bool, compiler: bool) -> list[dict[str, Any]]:
-    """PyTorch's milliseconds: eager, as a CUDA graph, and compiled."""
+def torch_rows(torch: Any, name: str, made: Callable[[str | None], Callable[[], Any]], compiler: bool) -> list[dict[str, Any]]:
+    """PyTorch's milliseconds: eager, as a CUDA graph, and compiled. made: the call under a mode of torch.compile, or None."""
     kinds = {"torch": None, "torch in a CUDA graph": None}
     kinds |= {"torch.compile": "default", "torch.compile, reduce-overhead": "reduce-overhead"} if compiler else {}
-    name = name_of(layers, training)
     rows = []
     for kind, mode in kinds.items():
-        call = torch_call(torch, layers, training, mode)
+        call = made(mode)
         try:
             call = captured(torch, call) if "CUDA graph" in kind else call
             for _ in range(3):  # compiles and records: not the benchmark's to time
@@ -357,6 +375,8 @@ def main() -> None:
 
     if speed and not args.deep:
         note(*(measured("MLP step", mlp_case(), mode, speed) for mode in ("greedy", "off")), eager("MLP step", mlp_case()))
+    if torch and not args.deep:
+        note(*torch_rows(torch, "MLP step", functools.partial(torch_mlp_call, torch), not args.warm))
     for layers in (args.layers,) if args.deep else dict.fromkeys((1, args.layers)):
         for training in (False, True):
             name = name_of(layers, training)
@@ -366,7 +386,7 @@ def main() -> None:
             if speed:
                 note(eager(name, case(layers, training)))
             if torch:
-                note(*torch_rows(torch, layers, training, not args.warm))
+                note(*torch_rows(torch, name, functools.partial(torch_call, torch, layers, training), not args.warm))
     beside.finish(rows, args)
 
 

@@ -1,6 +1,6 @@
 """Measuring this library on this device: a few kernels, a training step and the host's cost of a dispatch.
 
-In: nothing but the open device. Out: numbers, best of three rounds; `report` prints them. benchmarks/ builds on `Case`,
+In: nothing but the open device. Out: numbers, best of five rounds; `report` prints them. benchmarks/ builds on `Case`,
 `milliseconds`, `host_us` and the case lists, and sets other libraries beside them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import meganeura as mg
 from meganeura import nn, optim
 
-ROUNDS = 3
+ROUNDS = 5
 _MOST_CALLS = 2000  # a round
 _WARM_SECONDS = 2.5  # GPUs clock up slowly after being idle
 
@@ -35,7 +35,7 @@ class Case:
 
 
 def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_seconds: float = 0.2) -> float:
-    """Milliseconds a call with many calls in flight: best of three rounds, each ending in wait()."""
+    """Milliseconds a call with many calls in flight: best of five rounds, each ending in wait()."""
 
     def seconds(calls: int) -> float:
         begin = time.perf_counter()
@@ -52,7 +52,7 @@ def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_second
 
 
 def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:
-    """GPU milliseconds a call, the sum of the passes of many calls by timestamps: best of three rounds. Eager ops are one pass,
+    """GPU milliseconds a call, the sum of the passes of many calls by timestamps: best of five rounds. Eager ops are one pass,
     a compiled call has its own. Device clocks stay warm between."""
     from .gpu import timing
 
@@ -66,7 +66,7 @@ def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:
 
 
 def host_us(call: Callable[[], Any], wait: Callable[[], Any], calls: int = 1000) -> float:
-    """Microseconds the host spends in a warm call, without waiting for the device: best of three rounds."""
+    """Microseconds the host spends in a warm call, without waiting for the device: best of five rounds."""
     for _ in range(100):
         call()
     wait()

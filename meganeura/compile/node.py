@@ -19,25 +19,35 @@ if TYPE_CHECKING:
     from .program import Program
 
 
+class SpentNode(Node):
+    """The history of results that have no backward, usually since the function went back through them itself: it raises `error`."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, name: str, metas: list[Layout | None], where: Site, error: Exception) -> None:
+        super().__init__(name, [], metas, where)
+        self.error = error
+
+    def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
+        raise type(self.error)(*self.error.args)
+
+
 class CompiledNode(Node):
     """`saved`: the storages that the backward graphs read, with their version at the call; `numbers`: the host's numbers
-    of the call (dropout draws the same bits again); `again`: None where the program has an error instead of a backward."""
+    of the call (dropout draws the same bits again)."""
 
     __slots__ = ("again", "numbers", "program", "saved")
 
     def __init__(
         self, program: Program, edges: list[Edge], metas: list[Layout | None], where: Site, saved: dict[Cell, Storage], numbers: list[Any],
-        again: Again | None,
+        again: Again,
     ) -> None:  # fmt: skip
-        super().__init__(f"compiled[{program.name}]", edges, metas, where)
+        super().__init__(program.title, edges, metas, where)
         self.program, self.numbers, self.again = program, numbers, again
         self.saved = {cell: (storage, storage.version) for cell, storage in saved.items()}
 
     def backward(self, grads: list[Tensor | None], create_graph: bool) -> Sequence[Tensor | None]:
-        if self.program.error is not None:
-            raise type(self.program.error)(*self.program.error.args)
         if create_graph:
-            assert self.again is not None
             return self.again.gradients(self, grads)
         for storage, version in self.saved.values():
             if storage.version != version:
@@ -60,5 +70,4 @@ class CompiledNode(Node):
     def release(self) -> None:
         self.freed = True
         self.saved = {}
-        if self.again is not None:
-            self.again.forget()
+        self.again.forget()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import dispatch
+from ..autodiff import Node as TapeNode
 from ..autodiff import edge_of
 from ..errors import TraceError
 from ..provenance import site
@@ -23,11 +24,11 @@ from .derived import DerivedState
 from .differentiate import Backward
 from .guard import Guard, target_of
 from .ir import Cell, Graph, Node, Value, covers
-from .node import CompiledNode
+from .node import CompiledNode, SpentNode
 from .options import Options
 from .record import Argument, Concrete, GradEffect, Made, OldGrad, Record, Result
 from .report import Report
-from .reuse import own_gradient
+from .reuse import idle_node, own_gradient
 from .session import Session
 from .tree import rebuild
 
@@ -45,6 +46,8 @@ class Program:
 
     def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any, fn: Any = None) -> None:
         self.name, self.guard, self.options, self.world, self.fn = name, guard, options, world, fn
+        self.title = f"compiled[{name}]"
+        self.spent: SpentNode | None = None  # of results without a backward
         self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
         self.hosts, self.mode, self.flags = record.trace.hosts, record.mode, record.flags
         self.reports: list[Report] = []  # of the backward graphs, then of the forward one
@@ -247,14 +250,19 @@ class Program:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> CompiledNode:
-        metas: list[Layout | None] = [r.operand.layout for r in self.roots]
-        if self.error is not None:  # all that its backward does is to raise
-            return CompiledNode(self, [], metas, site(), {}, numbers, None)
+    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode | None:
+        if again is None:
+            assert self.error is not None
+            if idle_node(self) is None:
+                self.spent = SpentNode(self.title, self._metas(), site(), self.error)
+            return self.spent
         edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
-        return CompiledNode(self, edges, metas, site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
+        return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 
-    def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: CompiledNode | None, old: list[Any]) -> Any:
+    def _metas(self) -> list[Layout | None]:
+        return [r.operand.layout for r in self.roots]
+
+    def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: TapeNode | None, old: list[Any]) -> Any:
         if isinstance(result, Made):
             operand = result.operand
             t = Tensor._make(given[self.slot[operand.value.cell]], operand.layout)

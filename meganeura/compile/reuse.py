@@ -1,4 +1,5 @@
-"""Gradients that a compiled step overwrites in place of making new ones: tensor, storage and buffer stay what they are.
+"""Gradients that a compiled step overwrites in place of making new ones: tensor, storage and buffer stay what they are. And
+nodes of the tape that serve the results of call after call.
 
 In: a tensor whose `.grad` the step replaces without reading it. Out: the gradient, if nobody but `.grad` knows it: then
 nobody can tell an overwritten one from a new one. Views, saved tensors, other names and weak references all count. Another
@@ -41,6 +42,14 @@ def _calibrated() -> tuple[int, int]:
 
 
 _TENSOR, _STORAGE = _calibrated()
+
+
+def idle_node(owner: Any) -> Any:
+    """`owner.spent`, the node that the results of an earlier call had, if nobody knows it any more; else None."""
+    node = owner.spent
+    if node is None or _references(node) > _TENSOR or getweakrefcount(node):
+        return None
+    return node if node.hooks is None and node.retain is None and not node.freed else None
 
 
 def own_gradient(owner: Any, buffer: Any, layout: Layout) -> Any:

@@ -201,11 +201,11 @@ class Optimizer:
         """What a compiled step depends on: the groups' members, rules, and which parameters share counts and multipliers."""
         parts = []
         for group in self.param_groups:
-            keys: list[Any] = self._counts(group)
+            keys: list[Any] = self._counts(group) if self.state else []
             if group.get("lr_multipliers"):
-                keys = list(zip(keys, (f.value for f in factors(group)), strict=True))
-            parts.append((self.rule(group).row.name, [p._storage.uid for p in group["params"]], _pattern(keys)))
-        return parts
+                keys = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
+            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys)))
+        return tuple(parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -219,12 +219,12 @@ class Optimizer:
         return "\n".join([*lines, ")"])
 
 
-def _pattern(keys: list[Any]) -> list[int]:
-    """Which keys are equal: for each the number of the first like it among those that differ; [] where all are equal."""
+def _pattern(keys: list[Any]) -> tuple[int, ...]:
+    """Which keys are equal: for each the number of the first like it among those that differ; () where all are equal."""
     if not keys or keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
-        return []
+        return ()
     order: dict[Any, int] = {}
-    return [order.setdefault(key, len(order)) for key in keys]
+    return tuple([order.setdefault(key, len(order)) for key in keys])
 
 
 class Factor(NamedTuple):
