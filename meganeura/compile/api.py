@@ -32,7 +32,6 @@ from .tree import flatten
 SIGNATURES = 64  # kept a function; the one unused for longest goes first
 CONSTANTS = 8  # values of one number argument before a warning
 RETRACES = 8  # traces of one signature before a warning
-_TENSOR = {Tensor}
 REWRITES = ("off", "greedy", *EGGLOG)
 
 
@@ -83,7 +82,7 @@ class Compiled:
         """The program of a call, traced now if there is none that is valid."""
         leaves: list[Tensor] = list(args)
         spec: Any = len(args)  # the usual: tensors alone
-        if kwargs or {*map(type, args)} - _TENSOR:
+        if kwargs or False in [isinstance(a, Tensor) for a in args]:
             leaves = []
             spec = flatten((args, kwargs), leaves)
         sources = same_storage(leaves)

@@ -212,6 +212,7 @@ class Session:
             try:
                 for o, storage in zip(self.outputs, kept, strict=True):
                     outputs.append(o.next() if storage is None else storage.buffer)
+                    outputs[-1].error = None  # of an earlier run that failed: what it was to hold is made now
                 self._rebind(now, outputs)
                 self._renumber(numbers)
                 if self.steps:
@@ -255,6 +256,7 @@ class Session:
         for v in self.varying:
             now = [numbers[n] for n in v.sources]
             if now != v.now:
+                v.now = []
                 for k, number in zip(v.slots, now, strict=True):
                     v.values[k] = number
                 self.frozen.set_scalars(v.step, v.values)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 MIN_CLASS = 256
+HOT = 8  # buffers used last, among which an idle one is looked for
 
 
 class Buffer:
@@ -81,10 +82,11 @@ class Pool:
         if queue:
             if not idle:
                 buffer = queue.pop()  # the hottest: caches and bind groups know it
-            elif queue[-1].epoch != epoch:
-                buffer = queue.pop()
-            elif queue[0].epoch != epoch:
-                buffer = queue.popleft()
+            else:
+                place = next((k for k in range(-1, -min(len(queue), HOT) - 1, -1) if queue[k].epoch != epoch), 0)
+                if queue[place].epoch != epoch:
+                    buffer = queue[place]
+                    del queue[place]
         if buffer is None:
             buffer = self.create(size)
             self.count += 1

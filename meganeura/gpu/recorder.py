@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DeviceError
 from ..spans import span
@@ -32,6 +32,14 @@ SHARED = 4  # runs of frozen lists that share a submit
 # A record: (pipeline, bind group, (bind group of the scalars, pointer to its offset) or None, x, y, z, step, buffers, site, op name)
 Record = tuple[Any, Any, Any, int, int, int, Step, tuple[Buffer, ...], Any, str]
 Copy = tuple[Any, int, Any, int, int]  # source, offset, destination, offset, bytes
+
+
+class Run(NamedTuple):
+    """A noted run of a frozen list: its records are those from `start` to before `end`. It must outlive them."""
+
+    frozen: Any
+    start: int
+    end: int
 
 
 class Group:
@@ -94,7 +102,7 @@ class Recorder:
         self.error: Exception | None = None  # of a dispatch that did not encode, raised at the next synchronising call
         self.issued: deque[tuple[int, Buffer]] = deque(maxlen=MAX_ISSUED)  # buffers handed out before record number i
         self.timer: Any = None
-        self.runs: list[Any] = []  # frozen lists whose runs are noted; a list must outlive its records
+        self.runs: list[Run] = []  # of frozen lists, among the records
         self.waits = 0  # times that the host waited for results
         self._make_ring()
 
@@ -176,7 +184,8 @@ class Recorder:
 
     def note_run(self, frozen: Any, records: Sequence[Record]) -> None:
         """Note a run of a frozen list. Ctrl-C may strike: it is noted whole or not at all."""
-        self.runs.append(frozen)
+        start = len(self.records)
+        self.runs.append(Run(frozen, start, start + len(records)))
         self.records.extend(records)
         self.counters.dispatches += len(records)
         if len(self.runs) >= SHARED or len(self.records) >= self.batch:
@@ -226,8 +235,8 @@ class Recorder:
         """Forget a bind group; its handle is released after the next submit."""
         if group.handle is not None:
             group.forget()
-            self.dead.append(group.handle)
-            group.handle = None
+            handle, group.handle = group.handle, None
+            self.dead.append(handle)
             owner = group.owner() if group.owner is not None else None
             if owner is not None:
                 owner.lose(group)
@@ -327,7 +336,7 @@ class Recorder:
         if self.timer is not None:
             self.timer.submitting(commands)
         sent: list[None] = []
-        records, slot = self.records, self.slot
+        records, slot, runs = self.records, self.slot, self.runs
         self.records, self.slot = [], 0
         try:
             self.native.submit(device.queue, commands, sent)
@@ -342,14 +351,13 @@ class Recorder:
                 self.epoch += 1
                 self.uploaded = 0
             else:
-                self.records, self.slot = records, slot
+                self.records, self.slot, self.runs = records, slot, runs
         self._keep_unrecorded(len(records))
         self.runs.clear()
         self.counters.submits += 1
         if self.dead:
-            for handle in self.dead:
-                self.native.release_bind_group(handle)
-            self.dead.clear()
+            while self.dead:  # Ctrl-C may strike: none is released twice
+                self.native.release_bind_group(self.dead.pop())
         if self.epoch % TOKEN_EVERY == 0:
             self.tokens.append((self.epoch - 1, self.native.work_done(device.queue)))
 
@@ -399,10 +407,23 @@ class Recorder:
         """The records that neither failed nor bind what a failed one was to write.
 
         What is dropped leaves memory as it was: an in-place target keeps its value, a new buffer holds nothing and is
-        marked with the error. All launches of one call (one site) share its fate.
+        marked with the error. All launches of one call (one site) share its fate, and all of a frozen list's run.
         """
+        while True:
+            bad, lost = self._spread(records, failures)
+            halves = [run for run in self.runs if 0 < sum(i in bad for i in range(run.start, run.end)) < run.end - run.start]
+            if not halves:
+                break
+            failures = bad | {i: next(bad[j] for j in range(r.start, r.end) if j in bad) for r in halves for i in range(r.start, r.end)}
+        whole = [run for run in self.runs if run.start not in bad]
+        self.runs = [Run(frozen, *(i - sum(j < i for j in bad) for i in (start, end))) for frozen, start, end in whole]
+        self._report(lost)
+        return [r for i, r in enumerate(records) if i not in bad]
+
+    def _spread(self, records: list[Record], failures: dict[int, Exception]) -> tuple[dict[int, Exception], dict[Buffer, Exception]]:
+        """Errors of the records that failed, and of those that then cannot run; and of the buffers that then hold nothing."""
         calls = {id(records[i][8]): e for i, e in failures.items() if records[i][8] is not None}
-        good: list[Record] = []
+        bad: dict[int, Exception] = {}
         fresh: set[Buffer] = set()
         lost: dict[Buffer, Exception] = {}
         issued = deque(self.issued)
@@ -415,12 +436,11 @@ class Recorder:
             error = failures.get(i) or calls.get(id(r[8])) or next((lost[b] for b in buffers if b in lost), None)
             written = [buffers[k] for k in step.writes]
             if error is None:
-                good.append(r)
                 fresh.difference_update(written)
             else:
+                bad[i] = error
                 lost.update((b, error) for b in written if b in fresh)
-        self._report(lost)
-        return good
+        return bad, lost
 
     def _report(self, lost: dict[Buffer, Exception]) -> None:
         """Mark buffers that hold nothing; what is bound anew meets the mark."""

@@ -97,6 +97,7 @@ class Frozen:
         self.scalar_group: Any = None
         self.host = bytearray(count * SCALAR_BLOCK)
         self.dirty = (0, len(self.host))
+        self.read: dict[int, int] = {}  # the epoch of the last noted run that reads a copy of the numbers
         self.copy, self.copied = 0, not count  # the copy of the numbers that was written last, and whether it is what they are
         self.numbers: list[int] = []
         if not count:
@@ -217,7 +218,8 @@ class Frozen:
         """Replay the list behind everything recorded so far.
 
         Raises DeviceError. If the first run fails, nothing of it ran; a later one submits chunk by chunk, so the
-        chunks before the failing one did. Ctrl-C stops a run before its first chunk or after its last one.
+        chunks before the failing one did. A run that waits for others fails at the next synchronising call, as a whole.
+        Ctrl-C stops a run before its first chunk or after its last one.
         """
         device, recorder = self.device, self.device.recorder
         if device.refusal:
@@ -250,20 +252,24 @@ class Frozen:
 
     def _note(self) -> None:
         """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""
+        recorder = self.device.recorder
         if not self.copied:
             copy, size = self.copy % SHARED + 1, len(self.host)
+            if self.read.get(copy) == recorder.epoch:  # after an error or Ctrl-C in a submit
+                recorder._flush()
             self.device.native.write(self.device.queue, self.ring, copy * size, self.host, size)
             self.copy, self.copied = copy, True
         records = self.notes.get(self.copy)
         if records is None:
             records = self.notes[self.copy] = [self._record(i, self.copy) for i in range(len(self.steps))]
-        epoch = self.device.recorder.epoch
+        epoch = recorder.epoch
         if self.marked != epoch:
             for b in self.using:
                 b.epoch = epoch
             self.marked = epoch
+        self.read[self.copy] = epoch
         self.noted += 1
-        self.device.recorder.note_run(self, records)
+        recorder.note_run(self, records)
 
     def _run_now(self) -> None:
         """Submit a run."""
@@ -420,7 +426,7 @@ class Frozen:
             return
         with device.lock:
             self.broken = self.broken or "it was closed"
-            if self in device.recorder.runs:
+            if any(run.frozen is self for run in device.recorder.runs):
                 device.recorder._flush()
             self._discard_ready()
             status, numbers, self.numbers = device.status, self.numbers, []

@@ -10,6 +10,7 @@ import pytest
 import meganeura as mg
 from meganeura import gpu, nn, optim
 from meganeura.compile import session
+from meganeura.errors import DeviceError
 from meganeura.gpu import replay, timing
 from meganeura.gpu.recorder import SHARED
 from meganeura.gpu.replay import Frozen
@@ -132,7 +133,7 @@ def test_a_list_dropped_while_its_run_is_noted() -> None:
             f.set_scalars(k, (1.0, 1.0))
         f.run()
         f.run()
-        assert d.recorder.runs == [f]
+        assert [r.frozen for r in d.recorder.runs] == [f]
         if i % 2:
             f.close()
         del f
@@ -152,6 +153,97 @@ def test_the_profiler_sees_every_run(device: gpu.Device) -> None:
     assert [r.op for r in timer.rows] == ["there", "back"] * 2
     frozen.run()
     assert floats(device, x, 1)[0] == 10
+
+
+@pytest.mark.parametrize("where", ["submitting", "noting"])
+def test_ctrl_c_mixes_no_numbers(device: gpu.Device, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, x = counter(device)
+    numbers = [2.0**i for i in range(1, 8)]
+    for i, number in enumerate(numbers):
+        frozen.set_scalars(0, (1.0, number))
+        if i != SHARED - 1:
+            frozen.run()
+            continue
+        struck: list[int] = []
+
+        def strike(*args: Any, struck: list[int] = struck) -> Any:
+            struck.append(1)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(device.native, "finish", strike) if where == "submitting" else patch.setattr(device.recorder, "note_run", strike)
+            frozen.run()
+        assert struck
+    left_out = 0.0 if where == "submitting" else numbers[SHARED - 1] + 1
+    assert floats(device, x, 1)[0] == 2 + sum(numbers) + len(numbers) - left_out
+
+
+def test_a_noted_run_fails_as_a_whole(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, x = counter(device)
+    y = frozen.buffers[0][1]
+    frozen.set_scalars(0, (1.0, 5.0))
+    last, bind = frozen.groups[1].handle, device.native.set_bind_group
+
+    def refuse(work: Any, index: int, group: Any, *rest: Any) -> Any:
+        if index == 0 and group == last:
+            raise device.native.errors[0]("injected")
+        return bind(work, index, group, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.native, "set_bind_group", refuse)
+        frozen.run()
+        frozen.run()
+        with pytest.raises(DeviceError, match="injected"):
+            device.synchronize()
+    assert (floats(device, x, 1)[0], floats(device, y, 1)[0]) == (2, 1)
+    frozen.run()
+    assert floats(device, x, 1)[0] == 8
+
+
+def test_results_of_a_failed_run_may_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "Frozen", lambda *args, ahead: Frozen(*args, ahead=True))
+    device = mg.device()
+    f, x = mg.compile(lambda x: x * 2 + 1), mg.ones(64)
+    for _ in range(3):
+        f(x)
+    mg.synchronize()
+    f(x)
+    finish = device.native.finish
+
+    def refuse(encoder: Any) -> Any:
+        monkeypatch.setattr(device.native, "finish", finish)
+        raise device.native.errors[0]("injected")
+
+    monkeypatch.setattr(device.native, "finish", refuse)
+    outs = [f(x) for _ in range(SHARED)]
+    with pytest.raises(DeviceError, match="recorded"):
+        mg.synchronize()
+    del outs
+    for _ in range(2 * SHARED):
+        assert f(x)[0].item() == 3
+
+
+def test_ctrl_c_while_bind_groups_are_released(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is released twice, which crashes in the driver."""
+    p, released = device.prepare(copy(64)), []
+    for _ in range(4):
+        device.record(p, (upload(device, np.zeros(64, np.float32)), device.alloc(256)), (), None, "copy")
+    for group in list(device.recorder.groups)[-4:]:
+        device.recorder.drop(group)
+    release = device.native.release_bind_group
+
+    def strike(handle: Any) -> None:
+        released.append(handle)
+        release(handle)
+        if len(released) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(device.native, "release_bind_group", strike)
+    with pytest.raises(KeyboardInterrupt):
+        device.flush()
+    device.record(p, (upload(device, np.zeros(64, np.float32)), device.alloc(256)), (), None, "copy")
+    device.synchronize()
+    assert len(released) == len(set(released)) >= 4
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
