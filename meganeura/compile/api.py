@@ -9,11 +9,12 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
 from ..provenance import site
+from ..storage import Layout
 from ..tensor import Tensor, state_epoch
 from . import debugging
 from .arguments import hooks_of, same_storage
@@ -35,6 +36,33 @@ RETRACES = 8  # traces of one signature before a warning
 REWRITES = ("off", "greedy", *EGGLOG)
 
 
+class _Recent(NamedTuple):
+    """The last call's program, if it was called with tensors alone that share no memory and have no history: the next call is
+    mostly like it, and need not look it up."""
+
+    program: Program
+    key: Any
+    layouts: list[Layout]
+    sources: list[int]
+    grad: bool
+    world: Any
+
+    @classmethod
+    def of(cls, program: Program, key: Any, leaves: list[Tensor], sources: list[int]) -> _Recent | None:
+        """What to remember of a call, if it is of this kind."""
+        spec, _, grad, debugged, world = key
+        usual = spec == len(leaves) and not debugged and sources == list(range(len(leaves))) and not any(map(_history, leaves))
+        return cls(program, key, [t.layout for t in leaves], sources, grad, world) if usual else None
+
+    def fits(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call with these arguments has the same signature."""
+        if False in [isinstance(a, Tensor) for a in args] or [t.layout for t in args] != self.layouts:
+            return False
+        if [t for t in args if t._node is not None or t._base is not None or t._leaf] or len({t._storage for t in args}) < len(args):
+            return False
+        return dispatch.state.grad is self.grad and dispatch.hooks.eager() is self.world and debugging.active() is None
+
+
 class Compiled:
     """A compiled function. Call it as the function; `graph`, `plan` and `session` show what a call with these arguments does.
 
@@ -49,6 +77,7 @@ class Compiled:
         self.traces = self.retraces = self.cache_hits = 0
         self._constants: dict[Any, set[Any]] = {}
         self._dropped: OrderedDict[int, None] = OrderedDict()  # signatures whose sessions had to go
+        self._recent: _Recent | None = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -80,6 +109,12 @@ class Compiled:
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Tensor], list[int]]:
         """The program of a call, traced now if there is none that is valid."""
+        recent = self._recent
+        if recent is not None and not kwargs and recent.fits(args) and not recent.program.guard.broken(args):
+            return recent.program, list(args), recent.sources
+        if recent is not None and recent.key in self.programs:
+            self.programs.move_to_end(recent.key)
+        self._recent = None
         leaves: list[Tensor] = list(args)
         spec: Any = len(args)  # the usual: tensors alone
         if kwargs or False in [isinstance(a, Tensor) for a in args]:
@@ -96,6 +131,7 @@ class Compiled:
             for program in known:
                 broken = program.guard.broken(leaves)
                 if not broken:
+                    self._recent = _Recent.of(program, key, leaves, sources)
                     return program, leaves, sources
                 reason = reason or broken  # of the newest
         return self._trace(key, (args, kwargs), leaves, sources, reason), leaves, sources

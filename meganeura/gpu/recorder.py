@@ -27,7 +27,7 @@ TOKEN_EVERY = 16  # submits between two completion tokens
 MAX_TOKENS = 4  # tokens not done before the host waits: it runs at most 80 submits ahead
 MAX_ISSUED = 1024  # buffers handed out since the last submit that are remembered
 MAX_UPLOAD = 64 << 20  # bytes of queued uploads before they are pushed with an empty submit
-SHARED = 4  # runs of frozen lists that share a submit
+SHARED = 8  # runs of frozen lists that share a submit, if their dispatches are no more than a batch
 
 # A record: (pipeline, bind group, (bind group of the scalars, pointer to its offset) or None, x, y, z, step, buffers, site, op name)
 Record = tuple[Any, Any, Any, int, int, int, Step, tuple[Buffer, ...], Any, str]

@@ -158,7 +158,7 @@ def test_the_profiler_sees_every_run(device: gpu.Device) -> None:
 @pytest.mark.parametrize("where", ["submitting", "noting"])
 def test_ctrl_c_mixes_no_numbers(device: gpu.Device, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen, x = counter(device)
-    numbers = [2.0**i for i in range(1, 8)]
+    numbers = [2.0**i for i in range(1, SHARED + 4)]
     for i, number in enumerate(numbers):
         frozen.set_scalars(0, (1.0, number))
         if i != SHARED - 1:
