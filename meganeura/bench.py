@@ -44,7 +44,8 @@ def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_second
         wait()
         return time.perf_counter() - begin
 
-    calls, taken = 1, seconds(1)
+    seconds(1)
+    calls = 1
     while calls < _MOST_CALLS and (taken := seconds(calls)) < round_seconds / 10:  # few calls would mostly measure the wait
         calls *= 4
     calls = max(1, min(_MOST_CALLS, int(calls * round_seconds / max(taken, 1e-6))))

@@ -55,8 +55,8 @@ class _Recent(NamedTuple):
         return cls(program, key, [t.layout for t in leaves], sources, grad, world) if usual else None
 
     def fits(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments has the same signature."""
-        if False in [isinstance(a, Tensor) for a in args] or [t.layout for t in args] != self.layouts:
+        """Whether a call with these arguments surely has the same signature: it lies in memory as they did, too."""
+        if not _tensors_alone(args) or [t.layout for t in args] != self.layouts:
             return False
         if [t for t in args if t._node is not None or t._base is not None or t._leaf] or len({t._storage for t in args}) < len(args):
             return False
@@ -117,7 +117,7 @@ class Compiled:
         self._recent = None
         leaves: list[Tensor] = list(args)
         spec: Any = len(args)  # the usual: tensors alone
-        if kwargs or False in [isinstance(a, Tensor) for a in args]:
+        if kwargs or not _tensors_alone(args):
             leaves = []
             spec = flatten((args, kwargs), leaves)
         sources = same_storage(leaves)
@@ -213,6 +213,10 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<compiled {self.name}: {self.sessions} sessions, {self.traces} traces>"
+
+
+def _tensors_alone(args: tuple[Any, ...]) -> bool:
+    return False not in [isinstance(a, Tensor) for a in args]
 
 
 def _history(t: Tensor) -> Any:

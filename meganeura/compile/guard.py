@@ -13,12 +13,12 @@ from typing import Any
 
 from ..tensor import Tensor, state_epoch
 from .arguments import hooks_of, is_whole
-from .record import GradEffect, Record
+from .record import Record
 
 
-def target_of(effect: GradEffect, leaves: Sequence[Tensor]) -> Tensor:
-    """The tensor whose `.grad` an effect is about."""
-    return leaves[effect.target] if isinstance(effect.target, int) else effect.target
+def target_of(target: int | Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """The tensor whose `.grad` is meant: an argument by its number, or another."""
+    return leaves[target] if isinstance(target, int) else target
 
 
 class Guard:
@@ -64,7 +64,7 @@ class Guard:
         """What changed about the `.grad`s that are read."""
         found = []
         for e in self.grads:
-            target = target_of(e, leaves)
+            target = target_of(e.target, leaves)
             grad = target.grad
             found.append(grad)
             now = None if grad is None else grad.layout

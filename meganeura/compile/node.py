@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class SpentNode(Node):
-    """The history of results that have no backward, usually since the function went back through them itself: it raises `error`."""
+    """The history of results that have no backward, usually since the function went back through them itself: it raises `error`,
+    which names the line. Results of later calls may have the same one once nobody knows it (reuse.py): `site` is the first call's."""
 
     __slots__ = ("error",)
 

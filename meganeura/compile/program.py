@@ -156,7 +156,7 @@ class Program:
     def run(self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice."""
         session = self.ensure_session()
-        old = [(leaves[t] if isinstance(t, int) else t).grad for t in self.old]
+        old = [target_of(t, leaves).grad for t in self.old]
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
@@ -177,7 +177,7 @@ class Program:
             self._tie(tensors, leaves, copied)
         for effect, after, known, own in self.grads:
             if own < 0 or kept[own] is None:
-                target_of(effect, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
+                target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
         for target, g in overwritten:
             target.grad = g
         if self.mode is not None:
@@ -193,7 +193,7 @@ class Program:
         kept: list[Storage | None] = [None] * len(outputs)
         overwritten = []
         for where, own, layout in self.replaced:
-            target = leaves[where] if isinstance(where, int) else where
+            target = target_of(where, leaves)
             g = None if own < 0 else own_gradient(target, outputs[own].bound, layout)
             if g is None:
                 target.grad = None
@@ -250,13 +250,12 @@ class Program:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode | None:
+    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode:
         if again is None:
             assert self.error is not None
-            if idle_node(self) is None:
-                self.spent = SpentNode(self.title, self._metas(), site(), self.error)
-            return self.spent
-        edges = [edge_of(leaves[t] if isinstance(t, int) else t) for t in self.leaves]
+            node = self.spent = idle_node(self) or SpentNode(self.title, self._metas(), site(), self.error)
+            return node
+        edges = [edge_of(target_of(t, leaves)) for t in self.leaves]
         return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 
     def _metas(self) -> list[Layout | None]:
@@ -320,7 +319,7 @@ class Program:
 
 
 def _grad_storage(effect: GradEffect, leaves: Sequence[Tensor]) -> Storage:
-    grad = target_of(effect, leaves).grad
+    grad = target_of(effect.target, leaves).grad
     assert grad is not None, "a guard checks it"
     return grad._storage
 

@@ -96,6 +96,7 @@ class Output:
             buffer = self.bound
         else:
             buffer = free.pop()
+        buffer.error = None  # of an earlier run that failed
         while len(free) > SPARE:
             self.device.free(free.pop(0))
         return buffer
@@ -212,9 +213,11 @@ class Session:
             try:
                 for o, storage in zip(self.outputs, kept, strict=True):
                     outputs.append(o.next() if storage is None else storage.buffer)
-                    outputs[-1].error = None  # of an earlier run that failed: what it was to hold is made now
                 self._rebind(now, outputs)
                 self._renumber(numbers)
+                for buffer in outputs:
+                    buffer.error = None
+                frozen.made = outputs
                 if self.steps:
                     self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run

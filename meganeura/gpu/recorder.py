@@ -27,7 +27,7 @@ TOKEN_EVERY = 16  # submits between two completion tokens
 MAX_TOKENS = 4  # tokens not done before the host waits: it runs at most 80 submits ahead
 MAX_ISSUED = 1024  # buffers handed out since the last submit that are remembered
 MAX_UPLOAD = 64 << 20  # bytes of queued uploads before they are pushed with an empty submit
-SHARED = 8  # runs of frozen lists that share a submit, if their dispatches are no more than a batch
+SHARED = 8  # runs of frozen lists that share a submit at most: from a batch of dispatches on nothing waits
 
 # A record: (pipeline, bind group, (bind group of the scalars, pointer to its offset) or None, x, y, z, step, buffers, site, op name)
 Record = tuple[Any, Any, Any, int, int, int, Step, tuple[Buffer, ...], Any, str]
@@ -35,11 +35,13 @@ Copy = tuple[Any, int, Any, int, int]  # source, offset, destination, offset, by
 
 
 class Run(NamedTuple):
-    """A noted run of a frozen list: its records are those from `start` to before `end`. It must outlive them."""
+    """A noted run of a frozen list, which must outlive it: its records are those from `start` to before `end`. `made`: the buffers
+    that hold nothing unless it runs."""
 
     frozen: Any
     start: int
     end: int
+    made: Sequence[Buffer]
 
 
 class Group:
@@ -185,7 +187,9 @@ class Recorder:
     def note_run(self, frozen: Any, records: Sequence[Record]) -> None:
         """Note a run of a frozen list. Ctrl-C may strike: it is noted whole or not at all."""
         start = len(self.records)
-        self.runs.append(Run(frozen, start, start + len(records)))
+        while self.runs and self.runs[-1].end > start:  # Ctrl-C struck below, before the next two lines were both done
+            self.runs.pop()
+        self.runs.append(Run(frozen, start, start + len(records), frozen.made))
         self.records.extend(records)
         self.counters.dispatches += len(records)
         if len(self.runs) >= SHARED or len(self.records) >= self.batch:
@@ -269,10 +273,10 @@ class Recorder:
             return self.encode(self.records, copies), failure
         except self.native.errors as error:
             if self.device.is_lost(error):
-                self.records, self.slot = [], 0
+                self.records, self.slot, self.runs = [], 0, []
                 raise self.device.translate(error, "submitting", None) from error
             noted = len(self.records)
-            self.records, failure = self._sort_out(self.records, error)
+            failure = self._sort_out(self.records, error)
             self.error = self.error or failure
             self._keep_unrecorded(noted, len(self.records))
             return self.encode(self.records, copies), failure
@@ -288,7 +292,8 @@ class Recorder:
         if not failures:
             return None
         failure = next(iter(failures.values()))
-        noted, self.records = len(self.records), self._without(self.records, failures)
+        noted = len(self.records)
+        self._leave_out(self.records, failures)
         self._keep_unrecorded(noted, len(self.records))
         self.error = self.error or failure
         return failure
@@ -337,13 +342,14 @@ class Recorder:
             self.timer.submitting(commands)
         sent: list[None] = []
         records, slot, runs = self.records, self.slot, self.runs
-        self.records, self.slot = [], 0
+        self.records, self.slot, self.runs = [], 0, []
         try:
             self.native.submit(device.queue, commands, sent)
         except self.native.errors as error:
             failure = device.translate(error, "submitting", None)
             if not device.lost:
-                self._without(records, dict.fromkeys(range(len(records)), failure))
+                self.runs = runs
+                self._leave_out(records, dict.fromkeys(range(len(records)), failure))
             raise failure from error
         finally:
             if sent:
@@ -353,11 +359,9 @@ class Recorder:
             else:
                 self.records, self.slot, self.runs = records, slot, runs
         self._keep_unrecorded(len(records))
-        self.runs.clear()
         self.counters.submits += 1
-        if self.dead:
-            while self.dead:  # Ctrl-C may strike: none is released twice
-                self.native.release_bind_group(self.dead.pop())
+        while self.dead:  # Ctrl-C may strike: none is released twice
+            self.native.release_bind_group(self.dead.pop())
         if self.epoch % TOKEN_EVERY == 0:
             self.tokens.append((self.epoch - 1, self.native.work_done(device.queue)))
 
@@ -390,8 +394,8 @@ class Recorder:
         self.retired = max(self.retired, epoch)
         self.device.pool.reap(self.retired)
 
-    def _sort_out(self, records: list[Record], error: Exception) -> tuple[list[Record], Exception]:
-        """Find the records that do not encode. Returns the good ones and the error of the first bad one."""
+    def _sort_out(self, records: list[Record], error: Exception) -> Exception:
+        """Leave out the records that do not encode. Returns the error of the first bad one."""
         failures: dict[int, Exception] = {}
         for i, r in enumerate(records):
             try:
@@ -401,10 +405,11 @@ class Recorder:
         if not failures:  # each encodes alone, all together do not: nothing can be said to be good
             whole = self.device.translate(error, f"{len(records)} dispatches could not be recorded together", records[0][8])
             failures = dict.fromkeys(range(len(records)), whole)
-        return self._without(records, failures), next(iter(failures.values()))
+        self._leave_out(records, failures)
+        return next(iter(failures.values()))
 
-    def _without(self, records: list[Record], failures: dict[int, Exception]) -> list[Record]:
-        """The records that neither failed nor bind what a failed one was to write.
+    def _leave_out(self, records: list[Record], failures: dict[int, Exception]) -> None:
+        """Keep the records that neither failed nor bind what a failed one was to write.
 
         What is dropped leaves memory as it was: an in-place target keeps its value, a new buffer holds nothing and is
         marked with the error. All launches of one call (one site) share its fate, and all of a frozen list's run.
@@ -416,24 +421,27 @@ class Recorder:
                 break
             failures = bad | {i: next(bad[j] for j in range(r.start, r.end) if j in bad) for r in halves for i in range(r.start, r.end)}
         whole = [run for run in self.runs if run.start not in bad]
-        self.runs = [Run(frozen, *(i - sum(j < i for j in bad) for i in (start, end))) for frozen, start, end in whole]
+        runs = [
+            run._replace(start=run.start - sum(j < run.start for j in bad), end=run.end - sum(j < run.start for j in bad)) for run in whole
+        ]
+        self.records, self.runs = [r for i, r in enumerate(records) if i not in bad], runs
         self._report(lost)
-        return [r for i, r in enumerate(records) if i not in bad]
 
     def _spread(self, records: list[Record], failures: dict[int, Exception]) -> tuple[dict[int, Exception], dict[Buffer, Exception]]:
         """Errors of the records that failed, and of those that then cannot run; and of the buffers that then hold nothing."""
-        calls = {id(records[i][8]): e for i, e in failures.items() if records[i][8] is not None}
+        inside = {i: n for n, run in enumerate(self.runs) for i in range(run.start, run.end)}  # runs of a list share its sites
+        calls = {(inside.get(i), id(records[i][8])): e for i, e in failures.items() if records[i][8] is not None}
         bad: dict[int, Exception] = {}
         fresh: set[Buffer] = set()
         lost: dict[Buffer, Exception] = {}
-        issued = deque(self.issued)
+        issued = sorted([*self.issued, *((run.start, b) for run in self.runs for b in run.made)], key=lambda entry: entry[0], reverse=True)
         for i, r in enumerate(records):
-            while issued and issued[0][0] <= i:
-                buffer = issued.popleft()[1]
+            while issued and issued[-1][0] <= i:
+                buffer = issued.pop()[1]
                 fresh.add(buffer)
                 lost.pop(buffer, None)
             step, buffers = r[6], r[7]
-            error = failures.get(i) or calls.get(id(r[8])) or next((lost[b] for b in buffers if b in lost), None)
+            error = failures.get(i) or calls.get((inside.get(i), id(r[8]))) or next((lost[b] for b in buffers if b in lost), None)
             written = [buffers[k] for k in step.writes]
             if error is None:
                 fresh.difference_update(written)

@@ -56,6 +56,7 @@ class Frozen:
         self.lost: dict[int, str] = {}  # steps with a destroyed buffer
         self.proved = False
         self.marked = -1  # the epoch that the buffers in use know of
+        self.made: Sequence[Buffer] = ()  # buffers that hold nothing unless the next run succeeds
         self.noted = 0  # runs that were noted rather than submitted at once
         self.ready: dict[int, Any] = {}  # finished command buffers of the next run, by chunk
         self.patient = ahead and len(steps) <= min(SHORT, self.chunk)  # whether runs may wait for the next

@@ -94,7 +94,7 @@ class Staged:
 
     def column(self, col: str, turn: str) -> str:
         """Where column `col` of a row that is turned by `turn` lies."""
-        return exchanged(col, turn, self.mask, self.quads, self.plain)
+        return turned(col, turn, self.mask, self.quads, self.plain)
 
     def even(self, size: int) -> bool:
         """Whether `size` invocations have whole rows to fetch at a time, all of them each time."""
@@ -118,7 +118,7 @@ class Staged:
         return read, put
 
 
-def exchanged(col: str, turn: str, mask: int, quads: int, plain: bool) -> str:
+def turned(col: str, turn: str, mask: int, quads: int, plain: bool) -> str:
     """col ^ turn, in the form that Tint sees the range of unless plain."""
     return f"({col} ^ {turn})" if plain and mask else T.exchanged(col, turn, mask, quads)
 
@@ -183,7 +183,7 @@ class Weights:
         for i in range(t.tr):
             for g in range(t.tc // 4):
                 four = ", ".join(f"{value}{i}_{g * 4 + j}" for j in range(4))
-                col = exchanged(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads, self.plain)
+                col = turned(f"(tk * {t.tc // 4}u + {g}u)", f"(tq & {self.mask}u)", self.mask, self.quads, self.plain)
                 out.append(f"{self.name}[(tq + {i * t.teams}u) * {self.quads}u + {col}] = vec4<f32>({four});")
         return out
 
@@ -195,7 +195,7 @@ class Weights:
         for u in range(unroll):
             for i in range(t.out_rows):
                 row = f"(no + {i * t.spread}u)"
-                col = exchanged(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads, self.plain)
+                col = turned(f"(c + {u}u)", f"(({row} % {t.teams}u) & {self.mask}u)", self.mask, self.quads, self.plain)
                 out.append(f"let p{i}_{u} = {self.name}[{row} * {self.quads}u + {col}];")
             for z, lane in enumerate(T.LANES):
                 row = f"((c + {u}u) * 4u + {z}u)"

@@ -201,9 +201,11 @@ class Optimizer:
         """What a compiled step depends on: the groups' members, rules, and which parameters share counts and multipliers."""
         parts = []
         for group in self.param_groups:
-            keys: list[Any] = self._counts(group) if self.state else []
+            keys: list[Any] = []
             if group.get("lr_multipliers"):
                 keys = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
+            elif self.state:
+                keys = self._counts(group)
             parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys)))
         return tuple(parts)
 

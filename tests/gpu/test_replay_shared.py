@@ -200,6 +200,45 @@ def test_a_noted_run_fails_as_a_whole(device: gpu.Device, monkeypatch: pytest.Mo
     assert floats(device, x, 1)[0] == 8
 
 
+def test_other_runs_of_a_list_do_not_fail_with_one(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, x = counter(device)
+    other = upload(device, np.full(64, 50, np.float32))
+    frozen.run()
+    frozen.rebind(x, other)
+    bad = frozen.groups[0].handle
+    frozen.run()
+    frozen.rebind(other, x)
+    frozen.run()
+    bind = device.native.set_bind_group
+
+    def refuse(work: Any, index: int, group: Any, *rest: Any) -> Any:
+        if index == 0 and group == bad:
+            raise device.native.errors[0]("injected")
+        return bind(work, index, group, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.native, "set_bind_group", refuse)
+        with pytest.raises(DeviceError, match="injected"):
+            device.synchronize()
+    assert (floats(device, x, 1)[0], floats(device, other, 1)[0]) == (6, 50)
+
+
+def test_ctrl_c_after_a_submit_leaves_no_run_behind(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, _ = counter(device)
+    frozen.run()
+    release = device.native.release_commands
+
+    def strike(commands: Any) -> None:
+        release(commands)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(device.native, "release_commands", strike)
+        device.flush()
+    assert not device.recorder.records
+    assert not device.recorder.runs
+
+
 def test_results_of_a_failed_run_may_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Frozen", lambda *args, ahead: Frozen(*args, ahead=True))
     device = mg.device()
@@ -218,7 +257,10 @@ def test_results_of_a_failed_run_may_serve_again(monkeypatch: pytest.MonkeyPatch
     outs = [f(x) for _ in range(SHARED)]
     with pytest.raises(DeviceError, match="recorded"):
         mg.synchronize()
-    del outs
+    for out in outs:
+        with pytest.raises(DeviceError, match="recorded"):
+            out.numpy()
+    del out, outs
     for _ in range(2 * SHARED):
         assert f(x)[0].item() == 3
 

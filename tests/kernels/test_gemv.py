@@ -38,6 +38,13 @@ def columns() -> list[gemv.Columns]:
     return [gemv.Columns(*size, walk, True) for size, walk in zip(sizes, itertools.cycle(WALKS), strict=False)]
 
 
+def test_few_pipelines_for_all_lengths() -> None:
+    """The loads of a turn are part of the text, so K decides among a few texts."""
+    for n in (64, 1536, 49152):
+        assert len({gemv.columns(n, k, 1, Profile()) for k in range(1, 8193)}) <= 60
+    assert len({gemv.rows(k, 1, Profile()) for k in range(4, 8193, 4)}) <= 30
+
+
 def launch(shape: Shape, p: Problem) -> Launch:
     """The product by this shape."""
     f = Form.of(p, p.a.form(p.k), p.b.form(p.k), p.stores())
