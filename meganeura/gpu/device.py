@@ -87,6 +87,7 @@ class Device:
         self.graveyard: deque[Buffer] = deque()
         self.graves: deque[Any] = deque()  # what dead owners left: uniforms' handles, bind groups, and (release, handle)
         self.adopted: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self.adopts = False  # whether it ever did: a quick look before every run of a frozen list
         self.family = "cpu" if self.info["adapter_type"] in ("CPU", "unknown") and self.info["backend_type"] != "Metal" else "gpu"
         self.profile = self._profile()
         self._open()
@@ -209,6 +210,7 @@ class Device:
             self._uids += 1
             buffer = Buffer(self, native.handle_of(wgpu_buffer), wgpu_buffer.size, self._uids)
             buffer.shared, buffer.idle = wgpu_buffer, True
+            self.adopts = True
             self.adopted.add(buffer)
             return buffer
 

@@ -230,7 +230,7 @@ class Frozen:
                 device.drain()
             if self.broken or self.lost:
                 raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
-            adopted = bool(device.adopted)
+            adopted = device.adopts and bool(device.adopted)
             if adopted:
                 taken = next((how for b, how in device.unusable().items() if b in self.using), None)
                 if taken is not None:
