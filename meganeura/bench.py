@@ -52,10 +52,17 @@ def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_second
     return min(seconds(calls) for _ in range(ROUNDS)) / calls * 1e3
 
 
-def gpu_milliseconds(start: Callable[[], Any], calls: int = 20) -> float:
-    """GPU milliseconds a call, the sum of the passes of many calls by timestamps: best of five rounds. Eager ops are one pass,
-    a compiled call has its own. Device clocks stay warm between."""
+def gpu_milliseconds(start: Callable[[], Any], most: int = 20) -> float:
+    """GPU milliseconds a call, the sum of the passes of up to `most` calls by timestamps: best of five rounds. Eager ops are one
+    pass, a compiled call has its own. Device clocks stay warm between."""
     from .gpu import timing
+
+    start()
+    mg.synchronize()
+    begin = time.perf_counter()
+    start()
+    mg.synchronize()
+    calls = max(1, min(most, int(1 / max(time.perf_counter() - begin, 1e-6))))  # software devices take seconds for some
 
     def many() -> None:
         for _ in range(calls):
