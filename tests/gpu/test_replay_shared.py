@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -178,19 +180,26 @@ def test_ctrl_c_mixes_no_numbers(device: gpu.Device, where: str, monkeypatch: py
     assert floats(device, x, 1)[0] == 2 + sum(numbers) + len(numbers) - left_out
 
 
-def test_a_noted_run_fails_as_a_whole(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen, x = counter(device)
-    y = frozen.buffers[0][1]
-    frozen.set_scalars(0, (1.0, 5.0))
-    last, bind = frozen.groups[1].handle, device.native.set_bind_group
+@contextlib.contextmanager
+def refused(device: gpu.Device, bad: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The driver refuses this bind group."""
+    bind = device.native.set_bind_group
 
     def refuse(work: Any, index: int, group: Any, *rest: Any) -> Any:
-        if index == 0 and group == last:
+        if index == 0 and group == bad:
             raise device.native.errors[0]("injected")
         return bind(work, index, group, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(device.native, "set_bind_group", refuse)
+        yield
+
+
+def test_a_noted_run_fails_as_a_whole(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, x = counter(device)
+    y = frozen.buffers[0][1]
+    frozen.set_scalars(0, (1.0, 5.0))
+    with refused(device, frozen.groups[1].handle, monkeypatch):
         frozen.run()
         frozen.run()
         with pytest.raises(DeviceError, match="injected"):
@@ -209,17 +218,8 @@ def test_other_runs_of_a_list_do_not_fail_with_one(device: gpu.Device, monkeypat
     frozen.run()
     frozen.rebind(other, x)
     frozen.run()
-    bind = device.native.set_bind_group
-
-    def refuse(work: Any, index: int, group: Any, *rest: Any) -> Any:
-        if index == 0 and group == bad:
-            raise device.native.errors[0]("injected")
-        return bind(work, index, group, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(device.native, "set_bind_group", refuse)
-        with pytest.raises(DeviceError, match="injected"):
-            device.synchronize()
+    with refused(device, bad, monkeypatch), pytest.raises(DeviceError, match="injected"):
+        device.synchronize()
     assert (floats(device, x, 1)[0], floats(device, other, 1)[0]) == (6, 50)
 
 
