@@ -6,7 +6,8 @@ CUDA, PyTorch runs the same model beside it: eager, under torch.compile, and as 
 
 The floor is what this device's own rates allow: floating point operations of the products at the rate of a large product,
 bytes of all other dispatches at the rate of a large copy, and the time of dispatches and of the submissions that carry them,
-from bare loops (bare.py) over 10 and 300 small ones, each waiting for the last; all measured in this run. No overlap is assumed.
+from bare loops (bare.py) over 10 and 300 small ones, each waiting for the last; all measured in this run. Calls that share a
+submission count their part of it. No overlap is assumed.
 "ms" is by the clock, with many calls in flight; "GPU ms" the sum of their passes by timestamps.
 """
 
@@ -202,10 +203,21 @@ def other_bytes(graph: Any) -> int:
     return sum(o.layout.numel * o.layout.dtype.itemsize for n in rest for o in dict.fromkeys((*n.reads(), *n.outputs)))
 
 
-def floor_ms(operations: int, session: Any, speed: dict[str, float]) -> float:
-    """Milliseconds that a session takes at the device's rates."""
-    dispatches, submissions = len(session.frozen.steps), len(session.frozen.chunks)
-    counted = dispatches * speed["dispatch"] + submissions * speed["submission"]
+def submissions(call: Callable[[], Any], calls: int = 40) -> float:
+    """Submissions a call, of many one after the other: short ones share them on GPUs."""
+    counters = mg.device().counters
+    mg.synchronize()
+    before = counters.submits
+    for _ in range(calls):
+        call()
+    mg.synchronize()
+    return (counters.submits - before) / calls
+
+
+def floor_ms(operations: int, session: Any, carried: float, speed: dict[str, float]) -> float:
+    """Milliseconds that a call of a session takes at the device's rates. carried: its submissions."""
+    dispatches = len(session.frozen.steps)
+    counted = dispatches * speed["dispatch"] + carried * speed["submission"]
     return 1e3 * (operations / speed["flops"] + other_bytes(session.graph) / speed["bytes"] + counted)
 
 
@@ -224,7 +236,8 @@ def measured(name: str, made: tuple[Callable[..., Any], Any, Any], rewrite: str,
     ms = bench.milliseconds(lambda: compiled(x, y), mg.synchronize)
     gpu_ms = bench.gpu_milliseconds(lambda: compiled(x, y))
     session = compiled.session(x, y)
-    plan, floor = session.plan, floor_ms(operations, session, speed)
+    carried = submissions(lambda: compiled(x, y), 40 if ms < 50 else 4)
+    plan, floor = session.plan, floor_ms(operations, session, carried, speed)
     row: dict[str, Any] = {"case": f"{name}, {rewrite}", "dispatches": len(session.frozen.steps)}
     row["MB moved"] = sum(s["bytes"] for s in session.export()["steps"]) / 1e6
     row |= {"MB planned": plan.peak / 1e6, "MB without reuse": (plan.demanded + plan.outputs) / 1e6, "MB alive": plan.bound / 1e6}
