@@ -76,6 +76,7 @@ BIG = Tile(128, 128, 8, 8, wrap=True, turn_b="s4")
 WIDE = Tile(64, 128, 8, 8)
 TALL = Tile(128, 64, 8, 8)
 PAIR = Tile(64, 128, 8, 8, groups=2)
+PAIR8 = replace(PAIR, lanes=8)
 LOW = Tile(64, 32, 8, 4, groups=2, turn_a="quad")
 LOW4 = Tile(64, 32, 8, 4, groups=4, turn_a="quad")
 ROWS = Tile(32, 64, 4, 8, groups=4, turn_a="row")
@@ -90,21 +91,29 @@ ONCE = 132  # multiprocessors of an H200: four groups a tile pay while every til
 
 POINTS = (
     Point("NN TT", 4096, 4096, 4096, BIG),
-    Point("NT", 4096, 4096, 4096, replace(WIDE, swizzle=8)),
+    Point("NT", 4096, 4096, 4096, WIDE, backend="wgpu"),
+    Point("NT", 4096, 4096, 4096, replace(WIDE, swizzle=8), backend="dawn"),
     Point("TN", 4096, 4096, 4096, replace(BIG, walk="ptr")),
     Point("NN NT TN TT", 2048, 2048, 2048, replace(BIG, walk="ptr")),
     Point("NN NT TN TT", 576, 1536, 4096, BIG, 4),
-    Point("NN", 1024, 1024, 1024, replace(WIDE, wrap=True, walk="ptr"), 2, stores="v4"),
-    Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr"), stores="v4"),
-    Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr"), stores="v4"),
-    Point("TT", 1024, 1024, 1024, PAIR, stores="v4"),
+    Point("NN", 1024, 1024, 1024, PAIR8, stores="v4"),
+    Point("NT", 1024, 1024, 1024, replace(PAIR8, walk="ptr"), backend="wgpu", stores="v4"),
+    Point("NT", 1024, 1024, 1024, replace(PAIR, walk="ptr"), backend="dawn", stores="v4"),
+    Point("NT", 1000, 1000, 1000, PAIR8, stores="v4"),
+    Point("TN", 1024, 1024, 1024, replace(PAIR, wrap=True, walk="ptr"), backend="wgpu", stores="v4"),
+    Point("TN", 1024, 1024, 1024, PAIR, backend="dawn", stores="v4"),
+    Point("TT", 1024, 1024, 1024, PAIR, backend="wgpu", stores="v4"),
+    Point("TT", 1024, 1024, 1024, PAIR8, backend="dawn", stores="v4"),
     Point("NN NT TT", 1024, 1024, 1024, replace(PAIR, walk="ptr"), stores="v1"),
     Point("TN", 1024, 1024, 1024, PAIR, stores="v1"),
     Point("TN", 128, 1536, 576, SLIM, most=ONCE),
     Point("NN TN", 128, 1536, 576, LOW4),
     Point("NT TT", 128, 1536, 576, ROWS),
     Point("NN NT TN TT", 128, 576, 1536, LOW, 7),
-    Point("NN TN", 128, 49152, 576, replace(WIDE, walk="ptr")),
+    Point("NN", 128, 49152, 576, replace(WIDE, walk="ptr"), backend="wgpu"),
+    Point("NN", 128, 49152, 576, replace(WIDE, lanes=2), backend="dawn"),
+    Point("TN", 128, 49152, 576, WIDE, backend="wgpu"),
+    Point("TN", 128, 49152, 576, replace(WIDE, walk="ptr"), backend="dawn"),
     Point("NT TT", 128, 49152, 576, WIDE),
     Point("NN NT", 49152, 128, 576, replace(WIDE, walk="ptr")),
     Point("TN TT", 49152, 128, 576, replace(TALL, walk="ptr")),

@@ -279,7 +279,7 @@ def test_four_groups_only_while_every_tile_has_a_multiprocessor() -> None:
     assert tile(768, 768, 768) == replace(choices.WIDE, walk="ptr") and tile(767, 767, 767, "v1") == choices.PAIR
     assert tile(50, 2048, 720) == choices.SMALL4 and tile(50, 4096, 720) != choices.SMALL4
     assert tile(128, 1536, 576, kind="TN") == choices.SLIM
-    assert tile(1023, 1023, 1023, "v1").groups == 2 and tile(1024, 1024, 1024).groups == 1
+    assert tile(1023, 1023, 1023, "v1") == replace(choices.PAIR, walk="ptr") and tile(1024, 1024, 1024) == choices.PAIR8
 
 
 TILES = sorted({p.tile for p in choices.POINTS}, key=repr)
