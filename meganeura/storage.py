@@ -82,6 +82,7 @@ class Storage:
     """
 
     __slots__ = ("__weakref__", "buffer", "dtype", "elements", "generation", "release", "uid", "version", "world")
+    __weakref__: Any
 
     def __init__(self, dtype: DType, elements: int, buffer: Any = None, world: Any = None, release: Any = None) -> None:
         self.uid = next(_uids)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
 from ..provenance import site
-from ..storage import Layout
+from ..storage import Layout, Storage
 from ..tensor import Tensor, state_epoch
 from . import debugging
-from .arguments import hooks_of, same_storage
+from .arguments import hooks_of, is_dense, same_storage
 from .collector import paused
 from .egraph import needs_egglog
 from .guard import Guard
@@ -37,8 +37,8 @@ REWRITES = ("off", "greedy", *EGGLOG)
 
 
 class _Recent(NamedTuple):
-    """The last call's program, if it was called with tensors alone that share no memory and have no history: the next call is
-    mostly like it, and need not look it up."""
+    """The last call's program, if it was called with tensors alone that share no memory, lie densely and have no history: the
+    next call is mostly like it, and need not look it up."""
 
     program: Program
     key: Any
@@ -51,16 +51,25 @@ class _Recent(NamedTuple):
     def of(cls, program: Program, key: Any, leaves: list[Tensor], sources: list[int]) -> _Recent | None:
         """What to remember of a call, if it is of this kind."""
         spec, _, grad, debugged, world = key
-        usual = spec == len(leaves) and not debugged and sources == list(range(len(leaves))) and not any(map(_history, leaves))
+        usual = spec == len(leaves) and not debugged and not program.guard.shared and sources == list(range(len(leaves)))
+        usual = usual and all(type(t) is Tensor and is_dense(t) and not _history(t) for t in leaves)
         return cls(program, key, [t.layout for t in leaves], sources, grad, world) if usual else None
 
-    def fits(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments surely has the same signature: it lies in memory as they did, too."""
-        if not _tensors_alone(args) or [t.layout for t in args] != self.layouts:
-            return False
-        if [t for t in args if t._node is not None or t._base is not None or t._leaf] or len({t._storage for t in args}) < len(args):
-            return False
-        return dispatch.state.grad is self.grad and dispatch.hooks.eager() is self.world and debugging.active() is None
+    def storages(self, args: tuple[Any, ...]) -> list[Storage] | None:
+        """Those of a call's arguments, if the call surely has the same signature and the program is valid."""
+        guard = self.program.guard
+        if len(args) != len(self.layouts) or guard.changed(args):
+            return None
+        found: list[Storage] = []
+        for t, layout in zip(args, self.layouts):
+            if type(t) is not Tensor or t.layout is not layout or t._node is not None or t._base is not None or t._leaf:
+                return None
+            storage = t._storage
+            if storage in found or storage.uid in guard.uids:
+                return None
+            found.append(storage)
+        usual = dispatch.state.grad is self.grad and dispatch.hooks.eager() is self.world and debugging.active() is None
+        return found if usual else None
 
 
 class Compiled:
@@ -90,6 +99,9 @@ class Compiled:
         if dispatch.state.interpreter is not None:  # inside another trace, or under the reference: plain code
             return self.fn(*args, **kwargs)
         with self._lock:
+            recent = self._recent
+            if recent is not None and not kwargs and (bound := recent.storages(args)) is not None:
+                return recent.program.run(args, recent.sources, args, kwargs, bound)
             program, leaves, sources = self._find(args, kwargs)
             return program.run(leaves, sources, args, kwargs)
 
@@ -110,8 +122,6 @@ class Compiled:
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Tensor], list[int]]:
         """The program of a call, traced now if there is none that is valid."""
         recent = self._recent
-        if recent is not None and not kwargs and recent.fits(args) and not recent.program.guard.broken(args):
-            return recent.program, list(args), recent.sources
         if recent is not None and recent.key in self.programs:
             self.programs.move_to_end(recent.key)
         self._recent = None

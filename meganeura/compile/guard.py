@@ -42,6 +42,15 @@ class Guard:
         self.names = record.names
 
     def broken(self, leaves: Sequence[Tensor]) -> str:
+        """What changed since the trace, or which argument the trace knows otherwise."""
+        if reason := self.changed(leaves):
+            return reason
+        for number, tensor in enumerate(leaves):
+            if tensor._storage.uid in self.uids and number not in self.shared and is_whole(tensor):
+                return f"argument tensor {number} is also used inside"
+        return ""
+
+    def changed(self, leaves: Sequence[Tensor]) -> str:
         """What changed since the trace."""
         if self.grads and (reason := self._other_grads(leaves)):
             return reason
@@ -53,12 +62,7 @@ class Guard:
         for number, tensor in self.shared.items():
             if leaves[number]._storage is not tensor._storage:
                 return f"argument tensor {number} is another than the one used inside"
-        if state_epoch[0] != self.epoch and (reason := self._slow()):
-            return reason
-        for number, tensor in enumerate(leaves):
-            if tensor._storage.uid in self.uids and number not in self.shared and is_whole(tensor):
-                return f"argument tensor {number} is also used inside"
-        return ""
+        return self._slow() if state_epoch[0] != self.epoch else ""
 
     def _other_grads(self, leaves: Sequence[Tensor]) -> str:
         """What changed about the `.grad`s that are read."""

@@ -28,7 +28,7 @@ from .node import CompiledNode, SpentNode
 from .options import Options
 from .record import Argument, Concrete, GradEffect, Made, OldGrad, Record, Result
 from .report import Report
-from .reuse import idle_node, own_gradient
+from .reuse import Handed, is_idle, keep_own
 from .session import Session
 from .tree import rebuild
 
@@ -47,7 +47,7 @@ class Program:
     def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any, fn: Any = None) -> None:
         self.name, self.guard, self.options, self.world, self.fn = name, guard, options, world, fn
         self.title = f"compiled[{name}]"
-        self.spent: SpentNode | None = None  # of results without a backward
+        self.spent: SpentNode | None = None  # of the last call's results, without a backward
         self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
         self.hosts, self.mode, self.flags = record.trace.hosts, record.mode, record.flags
         self.reports: list[Report] = []  # of the backward graphs, then of the forward one
@@ -99,19 +99,31 @@ class Program:
         self.single = self.number_of[id(self.template)] if isinstance(self.template, _RESULTS) else -1
         own = self._own_outputs()
         self.grads = [
-            _Grad(e, e.after, self.number_of.get(id(e.after), -1), own.get(id(e), -1)) for e in self.effects if e.after is not None
+            _Grad(e, e.after, self.number_of.get(id(e.after), -1), -1 if e.read else own.get(id(e.after), -1))
+            for e in self.effects
+            if e.after is not None
         ]
-        self.replaced = [
-            (e.target, own.get(id(e), -1), e.after.operand.layout) for e in self.effects if isinstance(e.after, Made) and not e.read
-        ]  # whose `.grad` is replaced unread, by which output of its own, and how it lies
+        spent = self.error is not None
+        self.handed = [  # results that may serve again, by which output of their own, how they lie, and whether they have the node
+            (Handed(i), own[id(r)], r.operand.layout, r.root >= 0)
+            for i, r in enumerate(self.results)
+            if isinstance(r, Made) and id(r) in own and not r.leaf and (spent or r.root < 0)
+        ]
+        self.replaced = [  # the same of those whose `.grad` is replaced unread, and of these results
+            *(
+                (e.target, own.get(id(e.after), -1), e.after.operand.layout, False)
+                for e in self.effects
+                if isinstance(e.after, Made) and not e.read
+            ),
+            *self.handed,
+        ]
 
     def _own_outputs(self) -> dict[int, int]:
-        """By identity of effects: the number of the output that is a new `.grad` and nothing else, and replaces one that is not read."""
-        uses = Counter(r.operand.value.cell for r in (*self.results, *(e.after for e in self.effects)) if isinstance(r, Made))
-        saved = set(self.saved)
+        """By identity of results and new `.grad`s: the number of the output that is this and nothing else."""
+        made = [r for r in (*self.results, *(e.after for e in self.effects)) if isinstance(r, Made)]
+        uses, saved = Counter(r.operand.value.cell for r in made), set(self.saved)
         number = {c: i for i, c in enumerate(self.graph.outputs) if uses[c] == 1 and c not in saved}
-        made = ((e, e.after.operand.value.cell) for e in self.effects if not e.read and isinstance(e.after, Made))
-        return {id(e): number[cell] for e, cell in made if cell in number}
+        return {id(r): number[r.operand.value.cell] for r in made if r.operand.value.cell in number}
 
     def _backward_graph(self, part: Backward) -> Graph:
         graph = Graph(f"{self.name} backward", part.nodes, [], hosts=self.hosts, constants=self.constant_of)
@@ -153,54 +165,69 @@ class Program:
             self.session = Session(self.graph, self.world, self.options.reuse)
         return self.session
 
-    def run(self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None) -> Any:
-        """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice."""
-        session = self.ensure_session()
+    def run(
+        self, leaves: Sequence[Tensor], sources: Sequence[int], args: Any = (), kwargs: Any = None, bound: list[Storage] | None = None
+    ) -> Any:
+        """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice. `bound`: the
+        storages of the leaves, if they are dense and share no memory with each other or with the function's own tensors."""
+        session = self.session or self.ensure_session()
         old = [target_of(t, leaves).grad for t in self.old]
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
         again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
         given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
-        bound, copied = self._bind(leaves, sources, given)
-        kept, overwritten = self._overwritten(session, leaves)
+        copied = [False] * len(leaves)
+        if bound is None or self.grad_of:
+            bound, copied = self._bind(leaves, sources, given)
+        kept = self._overwritten(session, leaves)
         numbers = self._numbers()
         given += self.constants
-        given += self.derived.storages(given, self.slot)
+        if self.derived.derived:
+            given += self.derived.storages(given, self.slot)
         given += bound
         given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
-        node = self._node(leaves, given, numbers, again) if self.roots else None
-        tensors = [self._result(r, leaves, given, node, old) for r in self.results]
+        tensors = self._tensors(leaves, given, numbers, again, old)
         if self.overlapping:
             self._tie(tensors, leaves, copied)
         for effect, after, known, own in self.grads:
             if own < 0 or kept[own] is None:
                 target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
-        for target, g in overwritten:
-            target.grad = g
         if self.mode is not None:
             dispatch.state.grad = self.mode
         if self.single >= 0:
             return tensors[self.single]
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
 
-    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> tuple[list[Storage | None], list[tuple[Tensor, Tensor]]]:
-        """The `.grad`s that this call overwrites: an output each its storage or None, and owners with their gradients. Others that
-        are replaced unread are let go of: their memory may serve again."""
-        outputs = session.outputs
-        kept: list[Storage | None] = [None] * len(outputs)
-        overwritten = []
-        for where, own, layout in self.replaced:
-            target = target_of(where, leaves)
-            g = None if own < 0 else own_gradient(target, outputs[own].bound, layout)
-            if g is None:
-                target.grad = None
-            else:
-                kept[own] = g._storage
-                overwritten.append((target, g))
-        return kept, overwritten
+    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> list[Storage | None]:
+        """What this call overwrites, an output each its storage or None: `.grad`s that are replaced unread, and results of the last
+        call, where nobody else knows them. Others are let go of: their memory may serve again."""
+        kept: list[Storage | None] = [None] * len(session.outputs)
+        held = keep_own(self.replaced, leaves, session.outputs, kept, self.spent)
+        if self.spent is not None and not is_idle(self, held):
+            self.spent = None
+            for last, own, _, root in self.handed:
+                if root:
+                    last.grad = kept[own] = None
+        return kept
+
+    def _tensors(
+        self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None, old: list[Any]
+    ) -> list[Any]:
+        """The results of a call: those of the last one that were overwritten, and new ones."""
+        handed = [h[0] for h in self.handed]
+        if len(handed) == len(self.results) and None not in [last.grad for last in handed]:
+            return [last.grad for last in handed]
+        node = self._node(leaves, given, numbers, again) if self.roots else None
+        tensors: list[Any] = [None] * len(self.results)
+        for last in handed:
+            tensors[last.number] = last.grad
+        tensors = [self._result(r, leaves, given, node, old) if t is None else t for r, t in zip(self.results, tensors, strict=True)]
+        for last in handed:
+            last.grad = tensors[last.number]
+        return tensors
 
     def _numbers(self) -> list[Any]:
         """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
@@ -253,8 +280,8 @@ class Program:
     def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode:
         if again is None:
             assert self.error is not None
-            node = self.spent = idle_node(self) or SpentNode(self.title, self._metas(), site(), self.error)
-            return node
+            self.spent = self.spent or SpentNode(self.title, self._metas(), site(), self.error)
+            return self.spent
         edges = [edge_of(target_of(t, leaves)) for t in self.leaves]
         return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 

@@ -206,15 +206,18 @@ class Session:
                     buffer.check()
             if self.frozen is None:
                 self._freeze(now)
-            outputs: list[Any] = []
             frozen, recorder = self.frozen, self.device.recorder
             assert frozen is not None
             begun = recorder.epoch, frozen.noted
+            outputs: list[Any] = []
+            fresh = None in kept
             try:
-                for o, storage in zip(self.outputs, kept, strict=True):
+                for o, storage in zip(self.outputs, kept):
                     outputs.append(o.next() if storage is None else storage.buffer)
-                self._rebind(now, outputs)
-                self._renumber(numbers)
+                if fresh or now != self.bound:
+                    self._rebind(now, outputs)
+                if self.varying:
+                    self._renumber(numbers)
                 for buffer in outputs:
                     buffer.error = None
                 frozen.made = outputs
@@ -229,7 +232,9 @@ class Session:
                 raise
             self.runs += 1
             self._changed(inputs, kept)
-            made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept, strict=True)]
+            made: list[Any] = [*kept]
+            if fresh:
+                made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept)]
             self.debugged = None
             if (debug := debugging.active()) is not None:
                 run = debugging.Run(inputs, made)
@@ -267,18 +272,19 @@ class Session:
 
     def _rebind(self, inputs: list[Any], outputs: list[Any]) -> None:
         """Let the frozen list use the inputs' and outputs' present buffers."""
-        changes = {} if inputs == self.bound else {old: new for old, new in zip(self.bound, inputs, strict=True) if old is not new}
-        for o, new in zip(self.outputs, outputs, strict=True):
-            if o.bound is not new:
-                changes[o.bound] = new
-        if changes:
-            assert self.frozen is not None
-            frozen, self.frozen = self.frozen, None  # made anew should this fail, or be cut short by Ctrl-C
-            frozen.rebind_all(changes)
-            self.bound = inputs
-            for o, new in zip(self.outputs, outputs, strict=True):
-                o.bound = new
-            self.frozen = frozen
+        if inputs == self.bound and outputs == [o.bound for o in self.outputs]:
+            return
+        frozen, self.frozen = self.frozen, None  # made anew should this fail, or be cut short by Ctrl-C
+        assert frozen is not None
+        key = (*inputs, *outputs)
+        if not frozen.recall(key):
+            pairs = (*zip(self.bound, inputs, strict=True), *((o.bound, new) for o, new in zip(self.outputs, outputs, strict=True)))
+            frozen.rebind_all({old: new for old, new in pairs if old is not new})
+            frozen.remember(key)
+        self.bound = inputs
+        for o, new in zip(self.outputs, outputs):
+            o.bound = new
+        self.frozen = frozen
 
     # ---- looking inside ----
 

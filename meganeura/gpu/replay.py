@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK = {"gpu": 100, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
 CALM = 2  # runs without change after which a chunk is recorded ahead
-ALTERNATIVES = 8  # bind groups kept a step, for buffers that take turns
+ALTERNATIVES = 16  # bind groups kept a step, for buffers that take turns
+SETS = 16  # and sets of buffers kept a short list
 SHORT = 32  # dispatches up to which a list's runs may share a submit
 QUICK = 5e-4  # seconds between two runs up to which they may
 
@@ -70,9 +71,14 @@ class Frozen:
                 for b in buffers:
                     self.using.setdefault(b, set()).add(i)
             self.caches: list[dict[Any, Group]] = [{} for _ in self.steps]
-            self.groups = [self._group(i) for i in range(len(self.steps))]
+            self.groups = [self._group(i, buffers) for i, buffers in enumerate(self.buffers)]
         self.uses_status = any(s.status for s in self.steps)
         self.notes: dict[int, list[Record]] = {}  # records of a run, by the copy of the numbers that they read
+        self.stale: dict[int, set[int]] = {}  # which of them were made for other buffers
+        self.sets: dict[Any, tuple[Any, ...]] = {}  # what depends on the buffers, as it was remembered
+        self.kept = False  # whether that is what is used now, and must be copied before it changes
+        self.chunks: list[list[Entry]] = []
+        self.calm = [CALM] * -(-len(self.steps) // self.chunk)  # runs since a chunk's buffers last changed
         self._build()
 
     def _fill(self, step: Step, given: Sequence[Buffer | None]) -> tuple[Buffer, ...]:
@@ -137,9 +143,9 @@ class Frozen:
 
     # bindings
 
-    def _group(self, i: int) -> Group:
-        """The bind group of a step for its present buffers, from the step's few alternatives."""
-        buffers, cache = self.buffers[i], self.caches[i]
+    def _group(self, i: int, buffers: tuple[Buffer, ...]) -> Group:
+        """The bind group of a step for these buffers, from the step's few alternatives."""
+        cache = self.caches[i]
         found = cache.get(buffers)
         if found is None:
             if len(cache) >= ALTERNATIVES:
@@ -156,41 +162,76 @@ class Frozen:
     def rebind_all(self, changes: Mapping[Buffer, Buffer]) -> None:
         """Let every step that uses a key use its value, all at once: buffers may also trade places."""
         with self.device.lock:
+            epoch, using, get = self.device.recorder.epoch - 1, self.using, changes.get
+            touched: set[int] = set()
             for old in changes:
-                old.epoch = max(old.epoch, self.device.recorder.epoch - 1)
-            touched = sorted({i for old in changes for i in self.using.get(old, ())})
-            before = {i: (self.buffers[i], self.groups[i]) for i in touched}
-            try:
-                for i in touched:
-                    self.buffers[i] = tuple([changes.get(b, b) for b in before[i][0]])
-                    self.groups[i] = self._group(i)
-            except BaseException:
-                for i, (buffers, group) in before.items():
-                    self.buffers[i], self.groups[i] = buffers, group
-                raise
+                old.epoch = max(old.epoch, epoch)
+                touched.update(using.get(old, ()))
+            bound = [(i, tuple([get(b, b) for b in self.buffers[i]])) for i in touched]
+            groups = [self._group(i, buffers) for i, buffers in bound]
             intact, self.broken = self.broken, "Ctrl-C struck while it was rebound"
-            self._follow(changes, touched)
+            if self.kept:
+                self.buffers, self.groups, self.using = list(self.buffers), list(self.groups), dict(self.using)
+                self.chunks, self.notes = [list(c) for c in self.chunks], {copy: list(r) for copy, r in self.notes.items()}
+                self.stale = {copy: set(stale) for copy, stale in self.stale.items()}
+                self.kept = False
+            self._follow(changes, bound, groups)
             self.broken = intact
 
-    def _follow(self, changes: Mapping[Buffer, Buffer], touched: Sequence[int]) -> None:
-        """Bring what is derived from the buffers and groups of the touched steps up to date."""
-        moved = [(changes[old], self.using.pop(old)) for old in changes if old in self.using]
+    def remember(self, key: Any) -> None:
+        """Note the present buffers of a short list as `key`."""
+        if self.patient:
+            while len(self.sets) >= SETS:
+                del self.sets[next(iter(self.sets))]
+            self.sets[key] = self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale
+            self.kept = True
+
+    def recall(self, key: Any) -> bool:
+        """Use the buffers that were noted as `key`, unless one of them was destroyed since. Returns whether they are used."""
+        with self.device.lock:
+            found = self.sets.pop(key, None)
+            if found is None or self.lost:
+                return False
+            epoch = self.device.recorder.epoch - 1
+            for b in self.using:
+                if b.epoch < epoch:  # noqa: PLR1730  max() takes three times as long, at every call of a compiled step
+                    b.epoch = epoch
+            intact, self.broken = self.broken, "Ctrl-C struck while it was rebound"
+            self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale = self.sets[key] = found
+            self.kept, self.marked = True, -1
+            self.calm = [0] * len(self.calm)
+            self._discard_ready()
+            self.broken = intact
+            return True
+
+    def _follow(self, changes: Mapping[Buffer, Buffer], bound: Sequence[tuple[int, tuple[Buffer, ...]]], groups: Sequence[Group]) -> None:
+        """Let steps use these buffers and groups, and bring what is derived from them up to date."""
+        using = self.using
+        moved = [(new, using.pop(old)) for old, new in changes.items() if old in using]
         for new, where in moved:
-            self.using.setdefault(new, set()).update(where)
+            there = using.get(new)
+            using[new] = where if there is None else there | where
         self.marked = -1
-        for i in touched:
+        for (i, buffers), group in zip(bound, groups):
+            self.buffers[i], self.groups[i] = buffers, group
             c, j = divmod(i, self.chunk)
             entry = self.chunks[c][j]
-            self.chunks[c][j] = (entry[0], self.groups[i].handle, *entry[2:])
-            for copy, records in self.notes.items():
-                records[i] = self._record(i, copy)
-            self.lost.pop(i, None)
-        for c in {i // self.chunk for i in touched}:
+            self.chunks[c][j] = (entry[0], group.handle, *entry[2:])
             self.calm[c] = 0
-            self._discard(c)
+            if self.ready:
+                self._discard(c)
+        touched = [i for i, _ in bound]
+        for stale in self.stale.values():
+            stale.update(touched)
+        if self.lost:
+            for i in touched:
+                self.lost.pop(i, None)
 
     def lose(self, group: Group) -> None:
         """A buffer of this list was destroyed: its steps cannot run until they are rebound."""
+        sets = getattr(self, "sets", {})
+        for key in [k for k, noted in sets.items() if group in noted[1]]:
+            del sets[key]
         for i, g in enumerate(getattr(self, "groups", ())):
             if g is group:
                 self.lost[i] = f"a buffer of step {i} ({self.steps[i].label}) was destroyed"
@@ -198,8 +239,6 @@ class Frozen:
 
     def _build(self) -> None:
         """The entries, chunk by chunk; a pipeline is named only where it changes."""
-        self.chunks: list[list[Entry]] = []
-        self.calm = [CALM] * -(-len(self.steps) // self.chunk)  # runs since a chunk's buffers last changed
         for start in range(0, len(self.steps), self.chunk):
             entries: list[Entry] = []
             last = None
@@ -248,8 +287,7 @@ class Frozen:
     def _may_wait(self) -> bool:
         """Whether a run may share a submit with what follows: runs come quickly, and nobody waited for the last one."""
         recorder = self.device.recorder
-        usual = self.proved and recorder.timer is None and recorder.waits == self.waits
-        return usual and perf_counter() - self.last < QUICK
+        return self.proved and recorder.timer is None and recorder.waits == self.waits and perf_counter() - self.last < QUICK
 
     def _note(self) -> None:
         """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""
@@ -260,9 +298,7 @@ class Frozen:
                 recorder._flush()
             self.device.native.write(self.device.queue, self.ring, copy * size, self.host, size)
             self.copy, self.copied = copy, True
-        records = self.notes.get(self.copy)
-        if records is None:
-            records = self.notes[self.copy] = [self._record(i, self.copy) for i in range(len(self.steps))]
+        records = self._noted()
         epoch = recorder.epoch
         if self.marked != epoch:
             for b in self.using:
@@ -271,6 +307,19 @@ class Frozen:
         self.read[self.copy] = epoch
         self.noted += 1
         recorder.note_run(self, records)
+
+    def _noted(self) -> list[Record]:
+        """The records of a run that reads the present copy of the numbers."""
+        records, stale = self.notes.get(self.copy), self.stale.setdefault(self.copy, set())
+        if records is None:
+            stale.clear()
+            records = self.notes[self.copy] = [self._record(i, self.copy) for i in range(len(self.steps))]
+        elif stale:
+            for i in stale:
+                old = records[i]
+                records[i] = (old[0], self.groups[i].handle, *old[2:7], self.buffers[i], *old[8:])
+            stale.clear()
+        return records
 
     def _run_now(self) -> None:
         """Submit a run."""

@@ -206,7 +206,7 @@ class Optimizer:
                 keys = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
             elif self.state:
                 keys = self._counts(group)
-            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys)))
+            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys) if keys else ()))
         return tuple(parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ class Optimizer:
 
 def _pattern(keys: list[Any]) -> tuple[int, ...]:
     """Which keys are equal: for each the number of the first like it among those that differ; () where all are equal."""
-    if not keys or keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
+    if keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
         return ()
     order: dict[Any, int] = {}
     return tuple([order.setdefault(key, len(order)) for key in keys])

@@ -8,6 +8,9 @@ from typing import Any
 from ..ops import optimizer as rows
 from .optimizer import Optimizer, ParamGroup, Rule, check_options
 
+_PLAIN = Rule(rows.sgd_update, ())
+_MOMENTUM, _NESTEROV = (Rule(row, ("momentum_buffer",)) for row in (rows.sgd_momentum_update, rows.sgd_nesterov_update))
+
 
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as torch.optim.SGD.
@@ -33,8 +36,8 @@ class SGD(Optimizer):
 
     def rule(self, group: ParamGroup) -> Rule:
         if group["momentum"] == 0:
-            return Rule(rows.sgd_update, ())
-        return Rule(rows.sgd_nesterov_update if group["nesterov"] else rows.sgd_momentum_update, ("momentum_buffer",))
+            return _PLAIN
+        return _NESTEROV if group["nesterov"] else _MOMENTUM
 
     def scalars(self, group: ParamGroup, step: int) -> Sequence[float]:
         first = (float(group["lr"]), -1.0 if group["maximize"] else 1.0, float(group["weight_decay"]))

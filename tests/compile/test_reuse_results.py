@@ -1,0 +1,273 @@
+"""Results of a compiled function that its next call overwrites in place, and sets of buffers that it takes up again: only where
+nobody could tell."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meganeura as mg
+from meganeura import nn, optim
+from meganeura.gpu import replay
+
+
+def double(x: mg.Tensor) -> mg.Tensor:
+    return x * 2
+
+
+def full(value: float) -> mg.Tensor:
+    return mg.full((3, 5), value)
+
+
+@pytest.fixture
+def f() -> Any:
+    """`double`, compiled and called before."""
+    made = mg.compile(double)
+    for i in range(3):
+        made(full(i))
+    return made
+
+
+def test_a_result_nobody_knows_is_overwritten(f: Any) -> None:
+    known, version = id(y := f(full(1.0))), y._storage.version
+    del y
+    y = f(full(4.0))
+    assert id(y) == known
+    assert y._storage.version == version + 1
+    assert y.tolist() == [[8.0] * 5] * 3
+
+
+HOLDS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda y: y,
+    "a list": lambda y: [y],
+    "a row": lambda y: y[1],
+    "the transpose": lambda y: y.T,
+    "detached": lambda y: y.detach(),
+    "its storage": lambda y: y._storage,
+    "what another op saved": lambda y: y * mg.ones(3, 5, requires_grad=True),
+    "a closure": lambda y: lambda: y,
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_a_result_that_is_held_stays(f: Any, hold: Callable[[Any], Any]) -> None:
+    y = f(full(1.0))
+    held, known, layout = hold(y), weakref.ref(y._storage), y.layout
+    del y
+    for i in range(3):
+        assert f(full(i + 5.0)).tolist() == [[2 * i + 10.0] * 5] * 3
+    stored = known()
+    assert stored is not None
+    assert mg.Tensor._make(stored, layout).tolist() == [[2.0] * 5] * 3
+    del held
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda y: y.mul_(3.0),
+    "wants a gradient": lambda y: y.requires_grad_(),
+    "named": lambda y: setattr(y, "_name", "y"),
+    "has a gradient": lambda y: setattr(y, "grad", full(1.0)),
+    "a hook": lambda y: y.requires_grad_().register_hook(lambda g: None),
+    "a history": lambda y: y.mul_(mg.ones(3, 5, requires_grad=True)),
+    "other data": lambda y: setattr(y, "data", full(7.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_result_that_was_changed(f: Any, change: Callable[[Any], Any]) -> None:
+    for i in range(3):
+        change(f(full(float(i))))
+        y = f(full(4.0))
+        assert y.tolist() == [[8.0] * 5] * 3
+        assert (y.name, y.grad, y.grad_fn, y.requires_grad, y._hooks) == (None, None, None, False, None)
+
+
+def test_a_result_that_is_known_weakly_dies(f: Any) -> None:
+    y = f(full(1.0))
+    known, storage = weakref.ref(y), weakref.ref(y._storage)
+    del y
+    f(full(2.0))
+    assert known() is None
+    assert storage() is None
+
+
+def test_results_that_go_back_in() -> None:
+    f = mg.compile(lambda x: x + 1)
+    x = mg.zeros(4)
+    for _ in range(6):
+        x = f(x)
+    assert f(f(f(x))).tolist() == [9.0] * 4
+
+
+def test_one_of_two_results_is_held() -> None:
+    f = mg.compile(lambda x: (x * 2, x + 1))
+    kept = []
+    for i in range(6):
+        a, b = f(full(float(i)))
+        kept.append((a, b)[i % 2])
+        assert [a[0, 0].item(), b[0, 0].item()] == [2 * i, i + 1]
+        del a, b
+    assert [t[0, 0].item() for t in kept] == [0, 2, 4, 4, 8, 6]
+
+
+def test_results_of_one_memory_are_new() -> None:
+    f = mg.compile(lambda x: (y := x * 2, y[0], y.T))
+    first = f(full(1.0))[1]
+    f(full(5.0))
+    assert first.tolist() == [2.0] * 5
+
+
+class Step:
+    """A compiled training step that gives its loss and how far it is off."""
+
+    def __init__(self) -> None:
+        mg.manual_seed(0)
+        self.model = nn.Linear(5, 3)
+        opt = optim.SGD(self.model.parameters(), lr=0.1)
+
+        def step(x: mg.Tensor) -> Any:
+            opt.zero_grad()
+            loss = (self.model(x) ** 2).sum()
+            loss.backward()
+            opt.step()
+            return loss, loss.detach().sqrt()
+
+        self.plain, self.step = step, mg.compile(step)
+
+
+def test_the_node_of_results_serves_again_only_with_them() -> None:
+    made, x = Step(), mg.randn(7, 5)
+    for _ in range(3):
+        made.step(x)
+    loss, _ = made.step(x)
+    node, known = loss.grad_fn, id(loss)
+    del loss
+    loss, _ = made.step(x)  # the old node is known, so the old loss cannot be this one
+    assert loss.grad_fn is not node
+    del node
+    known, number = id(loss), id(loss.grad_fn)
+    del loss
+    loss, _ = made.step(x)
+    assert (id(loss), id(loss.grad_fn)) == (known, number)
+    loss.register_hook(lambda g: None)
+    del loss
+    loss, _ = made.step(x)
+    assert loss.grad_fn.hooks is None
+    with pytest.raises(mg.GradientError, match="second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("hold", ["nothing", "the last", "all", "every other"])
+def test_losses_are_those_of_plain_code(hold: str) -> None:
+    made, same = Step(), Step()
+    x = [mg.randn(7, 5) for _ in range(5)]
+    kept: list[Any] = []
+    want: list[Any] = []
+    for i in range(12):
+        loss, off = made.step(x[i % 5])
+        plain, root = same.plain(x[i % 5])
+        np.testing.assert_allclose([loss.item(), off.item()], [plain.item(), root.item()], rtol=1e-5)
+        if hold in ("all", "the last") or (hold == "every other" and i % 2):
+            kept = [loss] if hold == "the last" else [*kept, loss]
+            want.append(plain.item())
+        del loss, off
+    np.testing.assert_allclose([t.item() for t in kept], want[-len(kept) :] if kept else [], rtol=1e-5)
+
+
+def test_a_failing_run_leaves_results_that_are_held(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = full(1.0)
+    held = f(x)
+    frozen = f.session(x).frozen
+
+    def fails() -> None:
+        raise mg.DeviceError("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frozen, "run", fails)
+        for _ in range(2):
+            with pytest.raises(mg.DeviceError, match="made up"):
+                f(full(2.0))
+    assert held.tolist() == [[2.0] * 5] * 3
+    assert f(full(3.0)).tolist() == [[6.0] * 5] * 3
+
+
+# ---- sets of buffers ----
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that keep sets of buffers, which they do on GPUs."""
+    plain = replay.Frozen.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs | {"ahead": True})
+
+    monkeypatch.setattr(replay.Frozen, "__init__", made)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("count", [2, replay.SETS, replay.SETS + 3, replay.ALTERNATIVES * 2 + 1])
+def test_arguments_take_turns(count: int) -> None:
+    f = mg.compile(lambda x, y: (x + y) * y)
+    xs, ys = [full(float(i)) for i in range(count)], [full(i + 0.5) for i in range(3)]
+    for i in range(3 * count):
+        assert f(xs[i % count], ys[i % 3])[0, 0].item() == (i % count + i % 3 + 0.5) * (i % 3 + 0.5)
+    sets = f.session(xs[0], ys[0]).frozen.sets
+    assert 1 < len(sets) <= replay.SETS
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_set_that_turns_up_again_makes_nothing_new() -> None:
+    f = mg.compile(double)
+    xs = [full(float(i)) for i in range(4)]
+    for x in (*xs, *xs):
+        f(x)
+    before = mg.device().counters.bind_groups
+    made = [f(x)[0, 0].item() for x in (*xs, *reversed(xs))]
+    assert made == [0, 2, 4, 6, 6, 4, 2, 0]
+    assert mg.device().counters.bind_groups == before
+
+
+@pytest.mark.usefixtures("patient")
+def test_destroyed_buffers_leave_the_sets() -> None:
+    f = mg.compile(double)
+    xs = [full(float(i)) for i in range(4)]
+    for x in xs:
+        f(x)
+    frozen, device = f.session(xs[0]).frozen, mg.device()
+    device.synchronize()
+    gone = [x._storage.buffer for x in xs[:2]]
+    assert [key for key in frozen.sets if any(b in key for b in gone)]
+    del xs[:2], x
+    gc.collect()
+    device.drain()
+    device.pool.trim()
+    device.synchronize()
+    device.pool.reap(device.recorder.retired)
+    assert all(b.handle is None for b in gone)
+    assert not [key for key in frozen.sets if any(b in key for b in gone)]
+    for _ in range(2):
+        assert [f(x)[0, 0].item() for x in (*xs, full(9.0))] == [4, 6, 18]
+
+
+@pytest.mark.usefixtures("patient")
+def test_ctrl_c_while_a_set_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = mg.compile(double)
+    xs = [full(float(i)) for i in range(3)]
+    for x in (*xs, *xs):
+        f(x)
+
+    def struck(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("recall", "_discard_ready"):
+        with monkeypatch.context() as patch:
+            patch.setattr(replay.Frozen, name, struck)
+            with pytest.raises(KeyboardInterrupt):
+                f(xs[1])
+        assert [f(x)[0, 0].item() for x in (*xs, *xs)] == [0, 2, 4, 0, 2, 4]
