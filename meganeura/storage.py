@@ -94,6 +94,11 @@ class Storage:
         self.world = world
         self.release = release
 
+    def renew(self) -> None:
+        """Become another storage over the same buffer, for one who knows that nobody else knows this one and will write it: that write
+        makes it a new one, at version 0."""
+        self.uid, self.version = next(_uids), -1
+
     @property
     def nbytes(self) -> int:
         return padded_bytes(self.elements, self.dtype)

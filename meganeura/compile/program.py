@@ -28,7 +28,7 @@ from .node import CompiledNode, SpentNode
 from .options import Options
 from .record import Argument, Concrete, GradEffect, Made, OldGrad, Record, Result
 from .report import Report
-from .reuse import Handed, is_idle, keep_own
+from .reuse import Handed, idle_node, keep_gradients, keep_results
 from .session import Session
 from .tree import rebuild
 
@@ -103,20 +103,10 @@ class Program:
             for e in self.effects
             if e.after is not None
         ]
-        spent = self.error is not None
-        self.handed = [  # results that may serve again, by which output of their own, how they lie, and whether they have the node
-            (Handed(i), own[id(r)], r.operand.layout, r.root >= 0)
-            for i, r in enumerate(self.results)
-            if isinstance(r, Made) and id(r) in own and not r.leaf and (spent or r.root < 0)
-        ]
-        self.replaced = [  # the same of those whose `.grad` is replaced unread, and of these results
-            *(
-                (e.target, own.get(id(e.after), -1), e.after.operand.layout, False)
-                for e in self.effects
-                if isinstance(e.after, Made) and not e.read
-            ),
-            *self.handed,
-        ]
+        self.replaced = [
+            (e.target, own.get(id(e.after), -1), e.after.operand.layout) for e in self.effects if isinstance(e.after, Made) and not e.read
+        ]  # whose `.grad` is replaced unread, by which output of its own, and how it lies
+        self.handed = [Handed(i, own[id(r)]) for i, r in enumerate(self.results) if id(r) in own]
 
     def _own_outputs(self) -> dict[int, int]:
         """By identity of results and new `.grad`s: the number of the output that is this and nothing else."""
@@ -180,7 +170,10 @@ class Program:
         copied = [False] * len(leaves)
         if bound is None or self.grad_of:
             bound, copied = self._bind(leaves, sources, given)
-        kept = self._overwritten(session, leaves)
+        kept: list[Storage | None] = [None] * len(session.outputs)
+        keep_gradients(self.replaced, leaves, session.outputs, kept)
+        keep_results(self.handed, session.outputs, kept)
+        node = idle_node(self)
         numbers = self._numbers()
         given += self.constants
         if self.derived.derived:
@@ -189,7 +182,11 @@ class Program:
         given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
-        tensors = self._tensors(leaves, given, numbers, again, old)
+        if self.roots:
+            node = self._node(leaves, given, numbers, again, node)
+        tensors = [self._result(r, leaves, given, node, old) for r in self.results]
+        for last in self.handed:
+            last.storage = tensors[last.number]._storage
         if self.overlapping:
             self._tie(tensors, leaves, copied)
         for effect, after, known, own in self.grads:
@@ -200,34 +197,6 @@ class Program:
         if self.single >= 0:
             return tensors[self.single]
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
-
-    def _overwritten(self, session: Session, leaves: Sequence[Tensor]) -> list[Storage | None]:
-        """What this call overwrites, an output each its storage or None: `.grad`s that are replaced unread, and results of the last
-        call, where nobody else knows them. Others are let go of: their memory may serve again."""
-        kept: list[Storage | None] = [None] * len(session.outputs)
-        held = keep_own(self.replaced, leaves, session.outputs, kept, self.spent)
-        if self.spent is not None and not is_idle(self, held):
-            self.spent = None
-            for last, own, _, root in self.handed:
-                if root:
-                    last.grad = kept[own] = None
-        return kept
-
-    def _tensors(
-        self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None, old: list[Any]
-    ) -> list[Any]:
-        """The results of a call: those of the last one that were overwritten, and new ones."""
-        handed = [h[0] for h in self.handed]
-        if len(handed) == len(self.results) and None not in [last.grad for last in handed]:
-            return [last.grad for last in handed]
-        node = self._node(leaves, given, numbers, again) if self.roots else None
-        tensors: list[Any] = [None] * len(self.results)
-        for last in handed:
-            tensors[last.number] = last.grad
-        tensors = [self._result(r, leaves, given, node, old) if t is None else t for r, t in zip(self.results, tensors, strict=True)]
-        for last in handed:
-            last.grad = tensors[last.number]
-        return tensors
 
     def _numbers(self) -> list[Any]:
         """The host's numbers of a call; a checkpoint around it repeats them when it runs again."""
@@ -277,10 +246,11 @@ class Program:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode:
+    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None, idle: Any) -> TapeNode:
+        """The node of a call's results; without a backward it may be an `idle` one."""
         if again is None:
             assert self.error is not None
-            self.spent = self.spent or SpentNode(self.title, self._metas(), site(), self.error)
+            self.spent = idle or SpentNode(self.title, self._metas(), site(), self.error)
             return self.spent
         edges = [edge_of(target_of(t, leaves)) for t in self.leaves]
         return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)

@@ -354,7 +354,7 @@ def _effect(use: Use, watch: Watch, trace: Trace, leaves: Sequence[Tensor]) -> G
     number = target if isinstance(target, int) else None
     before = None if use.before is None else use.before.layout
     effect = GradEffect(target, use.read, before, use.before)
-    if use.after is not use.before:
+    if use.after is not use.before or (use.written and not use.read):  # the next call may find another one
         after = use.after
         if number is not None and leaves[number].grad_fn is not None:
             raise TraceError(

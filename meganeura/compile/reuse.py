@@ -1,8 +1,8 @@
-"""Gradients and results that a compiled function overwrites in place of making new ones: tensor, storage and buffer stay what
-they are, and the node of the tape that the results have.
+"""Gradients that a compiled function overwrites in place of making new ones: tensor, storage and buffer stay what they are. And
+storages of results, and the node of the tape that these have, which serve call after call.
 
-In: a tensor whose `.grad` the step replaces without reading it, or a result of the last call. Out: the tensor, if nobody
-else knows it: then nobody can tell an overwritten one from a new one. Views, saved tensors, other names and weak references
+In: a tensor whose `.grad` the step replaces without reading it, and what the last call handed out. Out: what of it nobody
+else knows: then nobody can tell an overwritten one from a new one. Views, saved tensors, other names and weak references
 all count. Another thread that takes a parameter's gradient while a step over it runs may get either values, as it may with PyTorch.
 """
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..storage import Layout
+from ..storage import Layout, Storage
 from ..tensor import Tensor
 
 _references = sys.getrefcount
@@ -26,7 +26,7 @@ class _Probe:
 
 
 def _counts(owner: Any) -> tuple[int, int]:
-    """How often the gradient and its storage are referenced, counted as `keep_own` counts."""
+    """How often the gradient and its storage are referenced, counted as `keep_gradients` counts."""
     g = owner.grad
     return _references(g), _references(g._storage)
 
@@ -45,23 +45,23 @@ _TENSOR, _STORAGE = _calibrated()
 
 
 class Handed:
-    """A result of a function, by its `number`, that is a memory of its own. `grad`: the tensor that the last call handed out."""
+    """A result of a function that is a memory of its own: its `number`, by which of the session's outputs, and the storage that the
+    last call handed out."""
 
-    __slots__ = ("grad", "number")
+    __slots__ = ("number", "own", "storage")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.grad: Tensor | None = None
-
-
-Own = tuple[Any, int, Layout, bool]  # whose `.grad` (an argument by its number), by which output, how it lies, and whether it has the node
+    def __init__(self, number: int, own: int) -> None:
+        self.number, self.own = number, own
+        self.storage: Storage | None = None
 
 
-def keep_own(owners: Sequence[Own], leaves: Sequence[Tensor], outputs: Sequence[Any], kept: list[Any], node: Any) -> int:
+Replaced = tuple[Any, int, Layout]  # whose `.grad` (an argument by its number), by which output, and how it lies
+
+
+def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
     """Put into `kept`, by outputs, the storages of those `.grad`s that are plain tensors over the buffers that these outputs have now, and
-    that nobody else knows; take the others off their owners. Returns how many of them have the node."""
-    held = 0
-    for owner, own, layout, rooted in owners:
+    that nobody else knows; take the others off their owners."""
+    for owner, own, layout in owners:
         if type(owner) is int:
             owner = leaves[owner]
         g = owner.grad
@@ -70,19 +70,30 @@ def keep_own(owners: Sequence[Own], leaves: Sequence[Tensor], outputs: Sequence[
         if (
             own >= 0 and _references(g) <= _TENSOR and g.layout is layout and _references(g._storage) <= _STORAGE
             and g._storage.buffer is outputs[own].bound and type(g) is Tensor and g.__weakref__ is None
-            and g._storage.__weakref__ is None and g._node is (node if rooted else None) and g._base is None
+            and g._storage.__weakref__ is None and g._node is None and g._base is None
             and g.grad is None and g._name is None and not g._leaf and not g._hooks
         ):  # fmt: skip
             kept[own] = g._storage
-            held += rooted
         else:
             owner.grad = None
-    return held
 
 
-def is_idle(owner: Any, held: int) -> bool:
-    """Whether nobody knows `owner.spent`, the node of an earlier call's results, but so many of these which nobody knows either."""
+def keep_results(handed: Sequence[Handed], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
+    """Put into `kept`, by outputs, the storages that the last call handed out and nobody knows any more: as good as new ones."""
+    for last in handed:
+        s = last.storage
+        if s is None:
+            continue
+        if _references(s) <= _TENSOR and s.buffer is outputs[last.own].bound and s.__weakref__ is None:
+            s.renew()
+            kept[last.own] = s
+        else:
+            last.storage = None
+
+
+def idle_node(owner: Any) -> Any:
+    """`owner.spent`, the node that the results of the last call had, if nobody knows it any more; else None."""
     node = owner.spent
-    if _references(node) > _TENSOR + held or node.__weakref__ is not None:
-        return False
-    return node.hooks is None and node.retain is None and not node.freed
+    if node is None or _references(node) > _TENSOR or node.__weakref__ is not None:
+        return None
+    return node if node.hooks is None and node.retain is None and not node.freed else None

@@ -163,9 +163,9 @@ class Session:
 
     # ---- building, at the first run: only then are the inputs' buffers known ----
 
-    def _freeze(self, inputs: list[Any]) -> None:
+    def _freeze(self, inputs: list[Any], outputs: list[Any]) -> None:
         buffers: dict[Cell, Any] = dict(zip(self.graph.inputs, inputs, strict=True))
-        blocks = [*(o.bound for o in self.outputs), *(b.buffer for b in self.blocks)]
+        blocks = [*outputs, *(b.buffer for b in self.blocks)]
         buffers.update((c, blocks[k]) for c, k in self.plan.place.items())
         launches: list[tuple[Any, list[Any], int | None]] = []
         labels: list[tuple[str, Any]] = []
@@ -179,20 +179,26 @@ class Session:
                 launches.append((part, bound, None))
                 labels.append((step.node.title, step.node.place))
                 scalars.append(step.scalars if part.launch.scalars else [])
-        self.frozen = Frozen(self.device, launches, labels, ahead=self.device.family == "gpu")
-        self.bound = inputs
-        self._scalars(scalars)
+        frozen = Frozen(self.device, launches, labels, ahead=self.device.family == "gpu")
+        self._bound_to(inputs, outputs)
+        self._scalars(frozen, scalars)
+        self.frozen = frozen
 
-    def _scalars(self, scalars: list[list[Any]]) -> None:
+    def _bound_to(self, inputs: list[Any], outputs: list[Any]) -> None:
+        """Note what the frozen list uses."""
+        self.bound = inputs
+        for o, buffer in zip(self.outputs, outputs, strict=True):
+            o.bound = buffer
+
+    def _scalars(self, frozen: Frozen, scalars: list[list[Any]]) -> None:
         """Constant numbers are written once, those with host scalars whenever these change."""
-        assert self.frozen is not None
         self.varying: list[_Varying] = []
         for i, values in enumerate(scalars):
             places = {k: v.index for k, v in enumerate(values) if isinstance(v, HostScalar)}
             if places:
                 self.varying.append(_Varying(i, list(values), list(places), list(places.values())))
             elif values:
-                self.frozen.set_scalars(i, values)
+                frozen.set_scalars(i, values)
 
     # ---- running ----
 
@@ -204,18 +210,18 @@ class Session:
             if [b for b in now if b.error is not None]:
                 for buffer in now:
                     buffer.check()
-            if self.frozen is None:
-                self._freeze(now)
-            frozen, recorder = self.frozen, self.device.recorder
-            assert frozen is not None
-            begun = recorder.epoch, frozen.noted
             outputs: list[Any] = []
-            fresh = None in kept
+            fresh, recorder, frozen = None in kept, self.device.recorder, None
             try:
                 for o, storage in zip(self.outputs, kept):
                     outputs.append(o.next() if storage is None else storage.buffer)
-                if fresh or now != self.bound:
+                if self.frozen is None:
+                    self._freeze(now, outputs)
+                elif fresh or now != self.bound:
                     self._rebind(now, outputs)
+                assert self.frozen is not None
+                begun = recorder.epoch, self.frozen.noted
+                frozen = self.frozen
                 if self.varying:
                     self._renumber(numbers)
                 for buffer in outputs:
@@ -224,7 +230,7 @@ class Session:
                 if self.steps:
                     self._replay()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
-                if (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
+                if frozen is not None and (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
                     self._changed(inputs, kept)
                 for o, buffer, storage in zip(self.outputs, outputs, kept):
                     if storage is None:
@@ -281,9 +287,7 @@ class Session:
             pairs = (*zip(self.bound, inputs, strict=True), *((o.bound, new) for o, new in zip(self.outputs, outputs, strict=True)))
             frozen.rebind_all({old: new for old, new in pairs if old is not new})
             frozen.remember(key)
-        self.bound = inputs
-        for o, new in zip(self.outputs, outputs):
-            o.bound = new
+        self._bound_to(inputs, outputs)
         self.frozen = frozen
 
     # ---- looking inside ----

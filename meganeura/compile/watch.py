@@ -30,12 +30,12 @@ _thread = _Thread()
 
 
 class Use:
-    """`.grad` of one tensor: `before` the trace, whether it was `read` first, and `after` it."""
+    """`.grad` of one tensor: `before` the trace, whether it was `read` first, whether it was `written`, and `after` it."""
 
-    __slots__ = ("after", "before", "read", "result", "tensor")
+    __slots__ = ("after", "before", "read", "result", "tensor", "written")
 
     def __init__(self, tensor: Tensor, before: Tensor | None, read: bool) -> None:
-        self.tensor, self.before, self.read = tensor, before, read
+        self.tensor, self.before, self.read, self.written = tensor, before, read, not read
         self.after = before
         self.result: Any = None  # where the same tensor is also returned
 
@@ -55,7 +55,10 @@ class Watch:
     def note(self, t: Tensor, read: bool) -> None:
         """`t.grad` is about to be read or written."""
         key = id(t)
-        if key in self.uses or (t._storage.world is self.symbolic and key not in self.stand_ins):
+        if key in self.uses:
+            self.uses[key].written |= not read
+            return
+        if t._storage.world is self.symbolic and key not in self.stand_ins:
             return
         try:
             before = _slot.__get__(t)

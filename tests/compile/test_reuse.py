@@ -344,3 +344,34 @@ def test_an_argument_that_is_used_inside_too_is_refused_with_its_gradient(pair: 
     assert [p.grad[0].item(), q.grad[0].item()] == [4.0, 2.0]
     with pytest.raises(mg.TraceError, match="also used inside"):
         step(p, mg.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_gradient_is_dropped_though_there_was_none_when_traced(recorded: bool) -> None:
+    p = nn.Parameter(mg.ones(3))
+
+    @mg.compile
+    def drop(x: Any) -> Any:
+        p.grad = None
+        return p * x
+
+    for _ in range(3):
+        with mg.set_grad_enabled(recorded):
+            drop(mg.ones(3))
+        assert p.grad is None
+        p.grad = mg.ones(3)
+
+
+def test_a_gradient_is_set_to_what_it_was_when_traced() -> None:
+    p, kept = nn.Parameter(mg.ones(3)), mg.full((3,), 5.0)
+    p.grad = kept
+
+    @mg.compile
+    def put(x: Any) -> Any:
+        p.grad = kept
+        return x * 2
+
+    for _ in range(3):
+        put(mg.ones(3))
+        assert p.grad is kept
+        p.grad = None
