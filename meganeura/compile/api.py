@@ -9,7 +9,7 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
@@ -36,16 +36,14 @@ RETRACES = 8  # traces of one signature before a warning
 REWRITES = ("off", "greedy", *EGGLOG)
 
 
-class _Recent(NamedTuple):
+class _Recent:
     """The last call's program, if it was called with tensors alone that share no memory, lie densely and have no history: the
     next call is mostly like it, and need not look it up."""
 
-    program: Program
-    key: Any
-    layouts: list[Layout]
-    sources: list[int]
-    grad: bool
-    world: Any
+    __slots__ = ("grad", "key", "layouts", "program", "sources", "world")
+
+    def __init__(self, program: Program, key: Any, layouts: list[Layout], sources: list[int], grad: bool, world: Any) -> None:
+        self.program, self.key, self.layouts, self.sources, self.grad, self.world = program, key, layouts, sources, grad, world
 
     @classmethod
     def of(cls, program: Program, key: Any, leaves: list[Tensor], sources: list[int]) -> _Recent | None:

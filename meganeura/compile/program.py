@@ -160,16 +160,17 @@ class Program:
     ) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice. `bound`: the
         storages of the leaves, if they are dense and share no memory with each other or with the function's own tensors."""
-        session = self.session or self.ensure_session()
-        old = [target_of(t, leaves).grad for t in self.old]
+        session, outside = self.session or self.ensure_session(), bound is None or self.grad_of
+        old = [target_of(t, leaves).grad for t in self.old] if self.old else []
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
         again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
-        given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
-        copied = [False] * len(leaves)
-        if bound is None or self.grad_of:
+        copied: list[bool] = []
+        if outside:
+            given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
             bound, copied = self._bind(leaves, sources, given)
+        assert bound is not None
         kept: list[Storage | None] = [None] * len(session.outputs)
         keep_gradients(self.replaced, leaves, session.outputs, kept)
         keep_results(self.handed, session.outputs, kept)
@@ -188,7 +189,7 @@ class Program:
         for last in self.handed:
             last.storage = tensors[last.number]._storage
         if self.overlapping:
-            self._tie(tensors, leaves, copied)
+            self._tie(tensors, leaves, copied or [False] * len(leaves))
         for effect, after, known, own in self.grads:
             if own < 0 or kept[own] is None:
                 target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]

@@ -205,13 +205,14 @@ class Session:
     def run(self, inputs: Sequence[Storage], numbers: Sequence[Any], kept: Sequence[Storage | None]) -> list[Storage]:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell: that of
         `kept`, which this session made in its last run and which is overwritten now, or a new one."""
-        with self.device.lock:
-            now = [s.buffer for s in inputs]
-            if [b for b in now if b.error is not None]:
+        device = self.device
+        with device.lock:
+            now, recorder = [s.buffer for s in inputs], device.recorder
+            if recorder.marked:  # some buffer holds nothing, since what was to write it failed
                 for buffer in now:
                     buffer.check()
             outputs: list[Any] = []
-            fresh, recorder, frozen = None in kept, self.device.recorder, None
+            fresh, frozen = None in kept, None
             try:
                 for o, storage in zip(self.outputs, kept):
                     outputs.append(o.next() if storage is None else storage.buffer)
@@ -224,11 +225,14 @@ class Session:
                 frozen = self.frozen
                 if self.varying:
                     self._renumber(numbers)
-                for buffer in outputs:
-                    buffer.error = None
+                if recorder.marked:
+                    for buffer in outputs:
+                        buffer.error = None
                 frozen.made = outputs
-                if self.steps:
+                if spans.listener is not None:
                     self._replay()
+                elif self.steps:
+                    frozen.run()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
                 if frozen is not None and (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
                     self._changed(inputs, kept)
@@ -257,10 +261,9 @@ class Session:
                 storage.version += 1
 
     def _replay(self) -> None:
-        assert self.frozen is not None
-        if spans.listener is None:
-            self.frozen.run()
-        else:
+        """Replay where somebody listens."""
+        if self.steps:
+            assert self.frozen is not None
             with spans.span("replay", self.graph.name):
                 self.frozen.run()
 

@@ -106,6 +106,7 @@ class Recorder:
         self.timer: Any = None
         self.runs: list[Run] = []  # of frozen lists, among the records
         self.waits = 0  # times that the host waited for results
+        self.marked = False  # whether a buffer was ever marked with what kept it from being written
         self._make_ring()
 
     def _make_ring(self) -> None:
@@ -453,6 +454,7 @@ class Recorder:
     def _report(self, lost: dict[Buffer, Exception]) -> None:
         """Mark buffers that hold nothing; what is bound anew meets the mark."""
         for buffer, error in lost.items():
+            self.marked = True
             buffer.error = type(error)(*error.args)
             for group in [g for g in buffer.groups if g.owner is None]:
                 self.drop(group)
