@@ -22,6 +22,9 @@ from .ir import Cell, Graph, Node, Operand, Value
 
 MOST_STATEMENTS = 48  # a chain's shader compiles in the time of its statements
 MOST_SCALARS = 60  # a dispatch's scalar block holds 64 words
+# Numbers that may be literals where they are 0 or 1, so that most steps need no scalar block: by op, its operands. What a compiler makes of
+# comparisons with them and choices between them is exact; it would take x * 0 for 0, and x + 0 for x, which NaN and -0 are not.
+CHOSEN = {"where": ("input", "other"), "div": ("input",), **dict.fromkeys(("lt", "le", "gt", "ge"), ("input", "other"))}
 ROUNDED = ("int8", "uint8", "bfloat16")  # storing these changes the value, which a register would not show
 
 
@@ -234,7 +237,8 @@ class _Builder:
                 arguments[p.name] = self._operand(v)
             else:
                 kind = {"f": "f32", "i": "i32", "u": "u32", "b": "u32"}[dtype.kind]
-                arguments[p.name] = (self._scalar(v, kind), kind)
+                plain = p.name in CHOSEN.get(node.op.name, ()) and literal(v, kind)
+                arguments[p.name] = (plain or self._scalar(v, kind), kind)
         out, before = node.outputs[0], node.previous[0]
         name = f"t{len(self.statements)}"
         self.statements.append(statement(node.op, name, arguments, compute, out.layout.dtype))
@@ -273,6 +277,13 @@ class _Builder:
         chain.previous = tuple(self.first[o.value.cell] for o in stored)
         chain.parts = tuple(p for n in self.group.nodes for p in n.parts)
         return chain
+
+
+def literal(value: Any, kind: str) -> str:
+    """0 and 1 as WGSL text, '' for other numbers."""
+    if isinstance(value, HostScalar) or repr(value) not in ("0", "1", "0.0", "1.0", "False", "True"):
+        return ""
+    return {"f32": f"{float(value)}", "i32": f"{int(value)}", "u32": f"{int(value)}u"}[kind]
 
 
 def same_number(a: Any, b: Any) -> bool:

@@ -199,6 +199,7 @@ class Session:
                 self.varying.append(_Varying(i, list(values), list(places), list(places.values())))
             elif values:
                 frozen.set_scalars(i, values)
+        frozen.share_constants({v.step for v in self.varying})
 
     # ---- running ----
 

@@ -310,14 +310,15 @@ class Recorder:
             elif records:
                 cpass = n.begin_pass(encoder, null)
                 try:
-                    last = None
+                    last = numbers = None
                     for pipeline, group, place, x, y, z, _, _, _, _ in records:
                         if pipeline is not last:
                             set_pipeline(cpass, pipeline)
                             last = pipeline
                         set_group(cpass, 0, group, 0, null)
-                        if place is not None:
+                        if place is not None and place is not numbers:
                             set_group(cpass, 1, place[0], 1, place[1])
+                            numbers = place
                         dispatch(cpass, x, y, z)
                     n.end_pass(cpass)
                 finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ class Frozen:
         self.read: dict[int, int] = {}  # the epoch of the last noted run that reads a copy of the numbers
         self.copy, self.copied = 0, not count  # the copy of the numbers that was written last, and whether it is what they are
         self.numbers: list[int] = []
+        self.places: dict[int, Any] = {}
         if not count:
             return
         device, ffi = self.device, self.device.native.ffi
@@ -140,6 +141,22 @@ class Frozen:
         low, high = self.dirty
         end = start + SCALAR_BLOCK
         self.dirty = (min(low, start), max(high, end)) if high > low else (start, end)
+
+    def share_constants(self, varying: Container[int]) -> None:
+        """From now on only the numbers of the steps `varying` change: others whose numbers begin those of the step with numbers before
+        them read these, which need not be bound again."""
+        before, known = -1, b""
+        for i, slot in enumerate(self.slots):
+            if slot is None:
+                continue
+            start = slot * SCALAR_BLOCK
+            mine = bytes(self.host[start : start + 4 * len(self.steps[i].launch.scalars)])
+            if i not in varying and before >= 0 and known.startswith(mine):
+                self.slots[i] = self.slots[before]
+            else:
+                before, known = i, b"" if i in varying else mine
+        self.chunks = []
+        self._build()
 
     # bindings
 
@@ -249,8 +266,19 @@ class Frozen:
             self.chunks.append(entries)
 
     def _pointer(self, i: int) -> Any:
+        place = self._place(i)
+        return None if place is None else place[1]
+
+    def _place(self, i: int, copy: int = 0) -> Any:
+        """Where a step's numbers are, in a copy of them: the same object for steps that share them."""
         slot = self.slots[i]
-        return None if slot is None else self._offsets + slot
+        if slot is None:
+            return None
+        at = copy * len(self.host) // SCALAR_BLOCK + slot
+        found = self.places.get(at)
+        if found is None:
+            found = self.places[at] = (self.scalar_group, self._offsets + at)
+        return found
 
     # running
 
@@ -422,12 +450,14 @@ class Frozen:
             encoder = n.create_encoder(self.device.handle, null)
             cpass = n.begin_pass(encoder, null)
             try:
+                last = None
                 for pipeline, group, pointer, x, y, z in entries:
                     if pipeline is not None:
                         set_pipeline(cpass, pipeline)
                     set_group(cpass, 0, group, 0, null)
-                    if pointer is not None:
+                    if pointer is not None and pointer is not last:
                         set_group(cpass, 1, scalars, 1, pointer)
+                        last = pointer
                     dispatch(cpass, x, y, z)
                 n.end_pass(cpass)
             finally:
@@ -444,9 +474,8 @@ class Frozen:
 
     def _record(self, i: int, copy: int = 0) -> Record:
         """A step as the recorder notes it, reading its numbers from a copy of them."""
-        step, (name, site), slot = self.steps[i], self.labels[i], self.slots[i]
-        place = None if slot is None else (self.scalar_group, self._offsets + (copy * len(self.host) // SCALAR_BLOCK + slot))
-        return (step.pipeline.handle, self.groups[i].handle, place, *step.grid, step, self.buffers[i], site, name)
+        step, (name, site) = self.steps[i], self.labels[i]
+        return (step.pipeline.handle, self.groups[i].handle, self._place(i, copy), *step.grid, step, self.buffers[i], site, name)
 
     def _explain(self, c: int, error: Exception) -> DeviceError:
         """Which step of a chunk does not encode."""

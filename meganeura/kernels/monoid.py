@@ -210,7 +210,8 @@ class Team:
     def _lanes(self, m: Monoid) -> str:
         sized = self.form in ("subgroup", "cluster")
         head = f"fn lanes_{m.name}(v: {m.type}{'' if sized else ', size: u32'}) -> {m.type} {{ "
-        if m.builtin and self.form != "cluster":  # takes active invocations only, so a workgroup narrower than a subgroup is right too
+        narrow = self.form == "subgroup" and self.width == 8  # software Vulkan, where subgroupAdd goes through the lanes one by one
+        if m.builtin and self.form != "cluster" and not narrow:  # takes active invocations only: workgroups may be narrower than it
             return f"{head}return {m.builtin}(v); }}\n"
         other = m.make(*(f"subgroupShuffleXor({m.field('a', p)}, {{}})" for p, _ in m.parts))
         step = f"a = merge_{m.name}(a, {other}); "

@@ -120,10 +120,10 @@ class Source:
                 out += f"let {o.tag}_{r} = {self.made.text(expr, self.scope(r))};\n"
         if self.element:
             out += self.walk(self.store_elements, self.names(form.element))
-        leader = "" if team.form == "lane" else "if (first == 0u) "
-        for r in range(form.rows):
-            for o in self.per_row:
-                out += f"{leader}{{ {o.put(f'p.{o.tag}_at + row{r}', o.dtype.value, [f'{o.tag}_{r}'])} }}\n"
+        puts = [o.put(f"p.{o.tag}_at + row{r}", o.dtype.value, [f"{o.tag}_{r}"]) for r in range(form.rows) for o in self.per_row]
+        if puts:
+            out += "{\n" if team.form == "lane" else "if (first == 0u) {\n"
+            out += "".join(f"{{ {put} }}\n" for put in puts) + "}\n"
         return out
 
     def _once(self) -> tuple[list[Statement], list[Statement]]:

@@ -259,3 +259,28 @@ def test_a_cast_to_float16_rounds_inside_a_chain_too() -> None:
     x = mg.tensor(values)
     np.testing.assert_array_equal(compiled(x).numpy(), want)
     assert len(compiled.graph(x).nodes) == 1
+
+
+def test_zero_and_one_are_literals_where_nothing_can_be_folded() -> None:
+    """Comparisons, choices and numerators need no scalar block for them; products and sums do, where NaN, Inf and -0 would be lost."""
+    x = mg.tensor([-2.0, -0.0, 0.0, 3.0, float("nan"), float("inf"), float("-inf")])
+    free = (
+        lambda x: mg.where(x <= 0, 0.0, x) + x,
+        lambda x: mg.where(x > 1, 1, 0) + mg.where(x > 0, x, 1.0),
+        lambda x: 1.0 / x - 1 / (x + x),
+        lambda x: mg.where(x.int() >= 1, x, 0.0).abs(),
+    )
+    bound = (
+        lambda x: mg.where(x < 1, -0.0, x) * 1.5,
+        lambda x: (x * 0).abs(),
+        lambda x: (x + 0.0) * 1.5,
+        lambda x: mg.where(x < 0.5, x, 2.0) * 1.5,
+        lambda x: (x / 0.0) * 1.5,
+    )
+    assert np.signbit(mg.compile(bound[0])(x).numpy()[:3]).all()
+    for programs, needed in ((free, False), (bound, True)):
+        for f in programs:
+            compiled = mg.compile(f)
+            got, want = compiled(x).numpy(), f(x).numpy()
+            np.testing.assert_array_equal(got, want)
+            assert any(slot is not None for slot in compiled.session(x).frozen.slots) is needed

@@ -57,6 +57,35 @@ def test_scalars_change_between_runs_and_never_overtake(device: gpu.Device, ahea
     assert [floats(device, o, 1)[0] for o in outs] == [2, 12, 22, 32, 42]
 
 
+@pytest.mark.parametrize("options", [{}, {"chunk": 2}, {"ahead": True}])
+def test_steps_share_numbers_that_do_not_change(device: gpu.Device, options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, b = chain(device, 6, **options)
+    for i, added in enumerate((1.0, 1.0, 2.0, 1.0, 1.0, 1.0)):
+        frozen.set_scalars(i, (1.0, added))
+    frozen.share_constants({4})
+    assert frozen.slots == [0, 0, 2, 3, 4, 5]  # step 4 has the numbers of step 3, but they may change; step 5 has those of step 4
+    bound: list[int] = []
+    set_group = device.native.set_bind_group
+
+    def counted(work: object, number: int, *rest: object) -> None:
+        bound.append(number)
+        set_group(work, number, *rest)
+
+    for turn in range(6):
+        device.write(b[0], 0, np.full(64, turn, np.float32))
+        frozen.set_scalars(4, (1.0, 10.0 * turn))
+        with monkeypatch.context() as patch:
+            patch.setattr(device.native, "set_bind_group", counted)
+            frozen.run()
+            device.synchronize()
+        assert floats(device, b[6], 1)[0] == turn + 6 + 10 * turn
+    assert 6 * bound.count(1) == 5 * bound.count(0)  # of six steps five bind their numbers
+    spare = device.alloc(256)
+    frozen.rebind(b[6], spare)
+    frozen.run()
+    assert floats(device, spare, 1)[0] == 5 + 6 + 50
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_order_with_eager_work_is_kept(device: gpu.Device, ahead: bool) -> None:
     frozen, b = chain(device, 2, ahead=ahead)
