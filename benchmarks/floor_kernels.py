@@ -196,7 +196,6 @@ def fits(problem: Problem, reference: Reference, profile: Profile) -> bool:
     return profile.subgroup_size == LANES[problem.family] or not any("subgroup" in s.source for s in reference.steps)
 
 
-def sides(problem: Problem, profile: Profile) -> list[Side]:
-    """Ours, then the references that fit."""
-    kept = [r for r in problem.references if fits(problem, r, profile)]
-    return [ours(problem, profile)[0], *(theirs(problem, r) for r in kept)]
+def references(problem: Problem, profile: Profile) -> list[Side]:
+    """The references that fit."""
+    return [theirs(problem, r) for r in problem.references if fits(problem, r, profile)]

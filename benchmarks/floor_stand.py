@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import floor_kernels
@@ -26,10 +26,11 @@ LIMITS = {"matmul": 5e-6, "conv": 2e-5, "sum": 1e-6, "add": 0.0}  # of the relat
 ROUNDS, MOST = 5, 256  # timed passes, and dispatches in one
 
 
-def build(device: Device, chosen: Iterable[Problem]) -> None:
+def build(device: Device, chosen: Sequence[Problem]) -> None:
     """Build the pipelines of all these problems at once. One that is refused is told of where it is used."""
     try:
-        device.prepare_all([s.lowered for p in chosen for s in floor_kernels.sides(p, device.profile)])
+        mine = [floor_kernels.ours(p, device.profile)[0] for p in chosen]
+        device.prepare_all([s.lowered for s in (*mine, *(r for p in chosen for r in floor_kernels.references(p, device.profile)))])
     except DeviceError:
         pass
 
@@ -64,12 +65,12 @@ class Stand:
         self.tensors = {n: _given(x) if n in "ABVW" else mg.zeros(*x.shape) for n, x in layouts.items()}
         self.tensors["C"] = mg.zeros(*layouts["O"].shape)
         self.tensors |= {n: mg.zeros(count) for n, count in problem.scratch.items()}
-        self.sides = [mine, *(s for s in floor_kernels.sides(problem, self.profile)[1:] if not self._left_out(s))]
+        self.sides = [mine, *filter(self._runs, floor_kernels.references(problem, self.profile))]
         for name in {n for s in self.sides for n in s.names} & PREPARED.keys():
             self.tensors[name] = PREPARED[name](self.tensors[name[0]]).contiguous()
 
-    def _left_out(self, side: Side) -> str:
-        """Why this device cannot run a reference, which is printed too, or nothing."""
+    def _runs(self, side: Side) -> bool:
+        """Whether this device can run a reference; if not, why is printed."""
         why = ""
         if 4 * max(t.numel() for t in self.tensors.values()) > self.profile.max_binding:
             why = "the device does not bind its operands whole"
@@ -79,7 +80,7 @@ class Stand:
             why = str(error).splitlines()[0]
         if why:
             print(f"left out: {side.label} of {self.problem.case}: {why}", file=sys.stderr)
-        return why
+        return not why
 
     def buffers(self, names: Iterable[str]) -> list[Buffer]:
         return [self.tensors[n]._storage.buffer for n in names]

@@ -270,16 +270,15 @@ def measured(name: str, made: tuple[Callable[..., Any], Any, Any], rewrite: str)
     fn, x, y = made
     compiled = mg.compile(fn, rewrite=rewrite)
     operations = flops(mg.compile(fn, rewrite="off").graph(x, y))
-    row = Row({"case": f"{name}, {rewrite}"}, lambda: compiled(x, y))
-    row.visit()
-    ms, gpu_ms = row.values["ms"], bench.gpu_milliseconds(row.call)
+    compiled(x, y)
     session = compiled.session(x, y)
-    carried, plan = submissions(row.call, 40 if ms < 50 else 4), session.plan
-    row.floor = lambda speed: floor_ms(operations, session, carried, speed)
-    row.values = {"case": row.values["case"], "dispatches": len(session.frozen.steps)}
-    row.values["MB moved"] = sum(s["bytes"] for s in session.export()["steps"]) / 1e6
+    plan, moved = session.plan, sum(s["bytes"] for s in session.export()["steps"])
+    row = Row({"case": f"{name}, {rewrite}", "dispatches": len(session.frozen.steps), "MB moved": moved / 1e6}, lambda: compiled(x, y))
     row.values |= {"MB planned": plan.peak / 1e6, "MB without reuse": (plan.demanded + plan.outputs) / 1e6, "MB alive": plan.bound / 1e6}
-    row.values |= {"ms": ms, "GPU ms": gpu_ms}
+    row.visit()
+    carried = submissions(row.call, 40 if row.values["ms"] < 50 else 4)
+    row.floor = lambda speed: floor_ms(operations, session, carried, speed)
+    row.values["GPU ms"] = bench.gpu_milliseconds(row.call)
     return row
 
 

@@ -55,19 +55,21 @@ class _Recent:
 
     def storages(self, args: tuple[Any, ...]) -> list[Storage] | None:
         """Those of a call's arguments, if the call surely has the same signature and the program is valid."""
-        guard = self.program.guard
-        if len(args) != len(self.layouts) or guard.changed(args):
+        if len(args) != len(self.layouts):
             return None
         found: list[Storage] = []
         for t, layout in zip(args, self.layouts):
             if type(t) is not Tensor or t.layout is not layout or t._node is not None or t._base is not None or t._leaf:
                 return None
-            storage = t._storage
-            if storage in found or storage.uid in guard.uids:
+            if t._storage in found:
                 return None
-            found.append(storage)
-        usual = dispatch.state.grad is self.grad and dispatch.hooks.eager() is self.world and debugging.active() is None
-        return found if usual else None
+            found.append(t._storage)
+        if dispatch.state.grad is not self.grad or dispatch.hooks.eager() is not self.world or debugging.active() is not None:
+            return None
+        guard = self.program.guard
+        if guard.changed(args):  # which brings the numbers of its storages up to date
+            return None
+        return found if guard.uids.isdisjoint([s.uid for s in found]) else None
 
 
 class Compiled:

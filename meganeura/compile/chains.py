@@ -22,9 +22,9 @@ from .ir import Cell, Graph, Node, Operand, Value
 
 MOST_STATEMENTS = 48  # a chain's shader compiles in the time of its statements
 MOST_SCALARS = 60  # a dispatch's scalar block holds 64 words
-# Numbers that may be literals where they are 0 or 1, so that most steps need no scalar block: by op, its operands. What a compiler makes of
-# comparisons with them and choices between them is exact; it would take x * 0 for 0, and x + 0 for x, which NaN and -0 are not.
-CHOSEN = {"where": ("input", "other"), "div": ("input",), **dict.fromkeys(("lt", "le", "gt", "ge"), ("input", "other"))}
+# Operands that may be literals where they are 0 or 1, so that most steps need no scalar block: by op. What a compiler makes of comparisons
+# with them, choices between them and 1 / x is exact; it takes x * 0 and 0 / x for 0, and x + 0 for x, which NaN and -0 are not.
+LITERAL = {"where": ("input", "other"), "div": ("input",), **dict.fromkeys(("lt", "le", "gt", "ge"), ("input", "other"))}
 ROUNDED = ("int8", "uint8", "bfloat16")  # storing these changes the value, which a register would not show
 
 
@@ -237,8 +237,7 @@ class _Builder:
                 arguments[p.name] = self._operand(v)
             else:
                 kind = {"f": "f32", "i": "i32", "u": "u32", "b": "u32"}[dtype.kind]
-                plain = p.name in CHOSEN.get(node.op.name, ()) and literal(v, kind)
-                arguments[p.name] = (plain or self._scalar(v, kind), kind)
+                arguments[p.name] = (self._literal(node, p.name, v, kind) or self._scalar(v, kind), kind)
         out, before = node.outputs[0], node.previous[0]
         name = f"t{len(self.statements)}"
         self.statements.append(statement(node.op, name, arguments, compute, out.layout.dtype))
@@ -252,6 +251,20 @@ class _Builder:
             self.inputs.append((name, operand))
             known = self.texts[operand] = ("{" + name + "}", operand.layout.dtype.value)
         return known
+
+    def _literal(self, node: Node, name: str, value: Any, kind: str) -> str:
+        """A number as WGSL text where it may be one, else ''."""
+        if name not in LITERAL.get(node.op.name, ()):
+            return ""
+        text = literal(value, kind)
+        if node.op.name == "div" and text.startswith("0"):
+            return ""
+        if node.op.name == "where" and text:  # drivers take select(x, c, x < c) for max, which drops NaN
+            condition, *branches = (self._operand(v)[0] if isinstance(v, Operand) else "" for v in node.args)
+            tested = next((expr for t, _, expr in self.statements if condition == "{" + t + "}"), "")
+            if any(b and b in tested for b in branches):
+                return ""
+        return text
 
     def _scalar(self, value: Any, kind: str) -> str:
         for name, have, known in self.scalars:

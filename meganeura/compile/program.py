@@ -160,26 +160,26 @@ class Program:
     ) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice. `bound`: the
         storages of the leaves, if they are dense and share no memory with each other or with the function's own tensors."""
-        session, outside = self.session or self.ensure_session(), bound is None or self.grad_of
+        session = self.session or self.ensure_session()
         old = [target_of(t, leaves).grad for t in self.old] if self.old else []
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
         again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
         copied: list[bool] = []
-        if outside:
+        if bound is None or self.grad_of:
             given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
             bound, copied = self._bind(leaves, sources, given)
         assert bound is not None
-        kept: list[Storage | None] = [None] * len(session.outputs)
-        keep_gradients(self.replaced, leaves, session.outputs, kept)
-        keep_results(self.handed, session.outputs, kept)
-        node = idle_node(self)
         numbers = self._numbers()
         given += self.constants
         if self.derived.derived:
             given += self.derived.storages(given, self.slot)
         given += bound
+        kept: list[Storage | None] = [None] * len(session.outputs)
+        keep_gradients(self.replaced, leaves, session.outputs, kept)  # last: what it sets off, or a function above, may call this again
+        keep_results(self.handed, session.outputs, kept)
+        node = idle_node(self)
         given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)

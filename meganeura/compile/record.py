@@ -357,6 +357,8 @@ def _effect(use: Use, watch: Watch, trace: Trace, leaves: Sequence[Tensor]) -> G
     if use.after is not use.before or (use.written and not use.read):  # the next call may find another one
         after = use.after
         if number is not None and leaves[number].grad_fn is not None:
+            if after is use.before:
+                return effect
             raise TraceError(
                 f"backward() inside compiled code reached argument tensor {number}, computed outside with history\n  at {site()}\n"
                 f"  detach() it, or return the loss and call backward() outside"

@@ -41,7 +41,7 @@ def _calibrated() -> tuple[int, int]:
     return min(tensor, 3), min(storage, 2)
 
 
-_TENSOR, _STORAGE = _calibrated()
+_ALONE, _INSIDE = _calibrated()  # of what a slot, a local name and the counting know; and of what is looked up in the counting
 
 
 class Handed:
@@ -60,22 +60,27 @@ Replaced = tuple[Any, int, Layout]  # whose `.grad` (an argument by its number),
 
 def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
     """Put into `kept`, by outputs, the storages of those `.grad`s that are plain tensors over the buffers that these outputs have now, and
-    that nobody else knows; take the others off their owners."""
-    for owner, own, layout in owners:
-        if type(owner) is int:
-            owner = leaves[owner]
-        g = owner.grad
-        if g is None:
-            continue
-        if (
-            own >= 0 and _references(g) <= _TENSOR and g.layout is layout and _references(g._storage) <= _STORAGE
-            and g._storage.buffer is outputs[own].bound and type(g) is Tensor and g.__weakref__ is None
-            and g._storage.__weakref__ is None and g._node is None and g._base is None
-            and g.grad is None and g._name is None and not g._leaf and not g._hooks
-        ):  # fmt: skip
-            kept[own] = g._storage
+    that nobody else knows; take the others off their owners, which may set off callbacks, and these further calls."""
+    while True:
+        for owner, own, layout in owners:
+            if type(owner) is int:
+                owner = leaves[owner]
+            g = owner.grad
+            if g is None:
+                continue
+            if (
+                own >= 0 and _references(g) <= _ALONE and g.layout is layout and _references(g._storage) <= _INSIDE
+                and g._storage.buffer is outputs[own].bound and type(g) is Tensor and g.__weakref__ is None
+                and g._storage.__weakref__ is None and g._node is None and g._base is None
+                and g.grad is None and g._name is None and not g._leaf and not g._hooks
+            ):  # fmt: skip
+                kept[own] = g._storage
+                continue
+            kept[:] = [None] * len(kept)
+            owner.grad = g = None
+            break
         else:
-            owner.grad = None
+            return
 
 
 def keep_results(handed: Sequence[Handed], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
@@ -84,7 +89,7 @@ def keep_results(handed: Sequence[Handed], outputs: Sequence[Any], kept: list[St
         s = last.storage
         if s is None:
             continue
-        if _references(s) <= _TENSOR and s.buffer is outputs[last.own].bound and s.__weakref__ is None:
+        if _references(s) <= _ALONE and s.buffer is outputs[last.own].bound and s.__weakref__ is None:
             s.renew()
             kept[last.own] = s
         else:
@@ -94,6 +99,6 @@ def keep_results(handed: Sequence[Handed], outputs: Sequence[Any], kept: list[St
 def idle_node(owner: Any) -> Any:
     """`owner.spent`, the node that the results of the last call had, if nobody knows it any more; else None."""
     node = owner.spent
-    if node is None or _references(node) > _TENSOR or node.__weakref__ is not None:
+    if node is None or _references(node) > _ALONE or node.__weakref__ is not None:
         return None
     return node if node.hooks is None and node.retain is None and not node.freed else None

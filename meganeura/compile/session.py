@@ -219,7 +219,7 @@ class Session:
                     outputs.append(o.next() if storage is None else storage.buffer)
                 if self.frozen is None:
                     self._freeze(now, outputs)
-                elif fresh or now != self.bound:
+                elif now != self.bound or outputs != [o.bound for o in self.outputs]:
                     self._rebind(now, outputs)
                 assert self.frozen is not None
                 begun = recorder.epoch, self.frozen.noted
@@ -282,8 +282,6 @@ class Session:
 
     def _rebind(self, inputs: list[Any], outputs: list[Any]) -> None:
         """Let the frozen list use the inputs' and outputs' present buffers."""
-        if inputs == self.bound and outputs == [o.bound for o in self.outputs]:
-            return
         frozen, self.frozen = self.frozen, None  # made anew should this fail, or be cut short by Ctrl-C
         assert frozen is not None
         key = (*inputs, *outputs)

@@ -144,7 +144,8 @@ class Frozen:
 
     def share_constants(self, varying: Container[int]) -> None:
         """From now on only the numbers of the steps `varying` change: others whose numbers begin those of the step with numbers before
-        them read these, which need not be bound again."""
+        them read these, which need not be bound again. Before the first run."""
+        assert not self.ready and not self.notes
         before, known = -1, b""
         for i, slot in enumerate(self.slots):
             if slot is None:
@@ -246,7 +247,7 @@ class Frozen:
 
     def lose(self, group: Group) -> None:
         """A buffer of this list was destroyed: its steps cannot run until they are rebound."""
-        sets = getattr(self, "sets", {})
+        sets = getattr(self, "sets", {})  # making the first groups may drop others already
         for key in [k for k, noted in sets.items() if group in noted[1]]:
             del sets[key]
         for i, g in enumerate(getattr(self, "groups", ())):

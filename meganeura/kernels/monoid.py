@@ -208,10 +208,9 @@ class Team:
         return monoid.make(*(f"shared_{p}[thread + h * {self.rows}u + {i * self.workgroup}u]" for p, _ in monoid.parts))
 
     def _lanes(self, m: Monoid) -> str:
-        sized = self.form in ("subgroup", "cluster")
+        sized = self.form in ("subgroup", "cluster")  # whole subgroups are teams on software Vulkan, whose subgroupAdd goes lane by lane
         head = f"fn lanes_{m.name}(v: {m.type}{'' if sized else ', size: u32'}) -> {m.type} {{ "
-        narrow = self.form == "subgroup" and self.width == 8  # software Vulkan, where subgroupAdd goes through the lanes one by one
-        if m.builtin and self.form != "cluster" and not narrow:  # takes active invocations only: workgroups may be narrower than it
+        if m.builtin and not sized:  # takes active invocations only, so a workgroup narrower than a subgroup is right too
             return f"{head}return {m.builtin}(v); }}\n"
         other = m.make(*(f"subgroupShuffleXor({m.field('a', p)}, {{}})" for p, _ in m.parts))
         step = f"a = merge_{m.name}(a, {other}); "

@@ -223,7 +223,7 @@ class Optimizer:
 
 def _pattern(keys: list[Any]) -> tuple[int, ...]:
     """Which keys are equal: for each the number of the first like it among those that differ; () where all are equal."""
-    if keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
+    if not keys or keys.count(keys[0]) == len(keys):  # the usual, before every call of a compiled step
         return ()
     order: dict[Any, int] = {}
     return tuple([order.setdefault(key, len(order)) for key in keys])

@@ -265,14 +265,17 @@ def test_zero_and_one_are_literals_where_nothing_can_be_folded() -> None:
     """Comparisons, choices and numerators need no scalar block for them; products and sums do, where NaN, Inf and -0 would be lost."""
     x = mg.tensor([-2.0, -0.0, 0.0, 3.0, float("nan"), float("inf"), float("-inf")])
     free = (
-        lambda x: mg.where(x <= 0, 0.0, x) + x,
-        lambda x: mg.where(x > 1, 1, 0) + mg.where(x > 0, x, 1.0),
+        lambda x: mg.where(x <= 0, 0.0, x * x) + x,
+        lambda x: mg.where(x > 1, 1, 0) + mg.where(x > 0, x.abs(), 1.0),
         lambda x: 1.0 / x - 1 / (x + x),
         lambda x: mg.where(x.int() >= 1, x, 0.0).abs(),
+        lambda x: mg.where(x > 0, x.relu(), 1.0).relu(),
     )
     bound = (
         lambda x: mg.where(x < 1, -0.0, x) * 1.5,
         lambda x: (x * 0).abs(),
+        lambda x: (0.0 / x).abs(),
+        lambda x: mg.where(x < 0, 0.0, x).abs(),  # which drivers take for max
         lambda x: (x + 0.0) * 1.5,
         lambda x: mg.where(x < 0.5, x, 2.0) * 1.5,
         lambda x: (x / 0.0) * 1.5,

@@ -181,3 +181,12 @@ def test_hooks_stay_with_their_result(step: Any) -> None:
     with pytest.raises(mg.GradientError):
         later.backward()
     assert not seen
+
+
+def test_another_kind_of_argument_where_gradients_are_read() -> None:
+    def f(x: Any) -> Any:
+        return x * 2 if isinstance(x, mg.Tensor) and x.grad is None else x + 1
+
+    g = warm(f, mg.ones(3))
+    assert g(5.0) == 6.0
+    assert g(mg.ones(3)).tolist() == [2] * 3

@@ -375,3 +375,13 @@ def test_a_gradient_is_set_to_what_it_was_when_traced() -> None:
         put(mg.ones(3))
         assert p.grad is kept
         p.grad = None
+
+
+def test_a_gradient_of_an_argument_with_history_is_dropped() -> None:
+    @mg.compile
+    def drop(x: Any) -> Any:
+        x.grad = None
+        return x * 2
+
+    for _ in range(3):
+        assert drop(mg.ones(3, requires_grad=True) * 2).tolist() == [4.0] * 3

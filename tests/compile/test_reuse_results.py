@@ -29,7 +29,7 @@ def f() -> Any:
     """`double`, compiled and called before."""
     made = mg.compile(double)
     for i in range(3):
-        made(full(i))
+        made(full(float(i)))
     return made
 
 
@@ -118,26 +118,58 @@ def test_a_result_inside_a_checkpoint() -> None:
 
 def test_a_call_from_a_callback_that_a_call_sets_off() -> None:
     """What dies in a call may call the function again."""
-    p = nn.Parameter(mg.ones(3))
+    p, q = nn.Parameter(mg.ones(3)), nn.Parameter(mg.ones(3))
     kept: list[Any] = []
 
     @mg.compile
     def step(x: mg.Tensor) -> Any:
-        p.grad = None
-        y = p * x
+        p.grad = q.grad = None
+        y = p * x + q * x * 2
         y.sum().backward()
         return y, x * 2
 
     for i in range(4):
         step(mg.full((3,), float(i)))
-    for i in range(3):
-        p.grad = mg.ones(3)
-        weakref.finalize(p.grad, lambda i=i: kept.append(step(mg.full((3,), 100.0 + i))))
+    for i in range(4):
+        (p, q)[i % 2].grad = g = mg.ones(3)
+        weakref.finalize(g, lambda i=i: kept.append(step(mg.full((3,), 100.0 + i))))
+        del g
         y, z = step(mg.full((3,), 7.0))
-        assert [y.tolist(), z.tolist()] == [[7.0] * 3, [14.0] * 3]
+        assert [y.tolist(), z.tolist()] == [[21.0] * 3, [14.0] * 3]
+        assert [p.grad.tolist(), q.grad.tolist()] == [[7.0] * 3, [14.0] * 3]
         for k, (a, b) in enumerate(kept):
-            assert [a.tolist(), b.tolist()] == [[100.0 + k] * 3, [200.0 + 2 * k] * 3]
+            assert [a.tolist(), b.tolist()] == [[300.0 + 3 * k] * 3, [200.0 + 2 * k] * 3]
             assert a.grad_fn is not y.grad_fn
+    assert len(kept) == 4
+
+
+def test_a_call_from_the_numbers_of_a_call() -> None:
+    """What computes a step's numbers may call the function again."""
+    p, kept, begun = nn.Parameter(mg.ones(3)), [], []
+
+    class Rate(float):
+        def __float__(self) -> float:
+            if len(begun) < 3:
+                begun.append(None)
+                kept.append(step(mg.full((3,), 100.0)))
+            return 0.0
+
+    opt = optim.SGD([p], lr=0.5)
+
+    @mg.compile
+    def step(x: mg.Tensor) -> Any:
+        opt.zero_grad()
+        (p * x).sum().backward()
+        opt.step()
+        return x * 2
+
+    for i in range(3):
+        step(mg.full((3,), float(i)))
+    opt.param_groups[0]["lr"] = Rate(0.0)
+    for i in range(3):
+        assert step(mg.full((3,), 5.0 + i)).tolist() == [10.0 + 2 * i] * 3
+        assert p.grad.tolist() == [5.0 + i] * 3
+        assert all(y.tolist() == [200.0] * 3 for y in kept)
     assert len(kept) == 3
 
 
@@ -316,6 +348,27 @@ def test_ctrl_c_while_a_set_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(KeyboardInterrupt):
                 f(xs[1])
         assert [f(x)[0, 0].item() for x in (*xs, *xs)] == [0, 2, 4, 0, 2, 4]
+
+
+def test_a_run_that_fails_after_it_was_submitted(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = full(1.0)
+    frozen = f.session(x).frozen
+    run = frozen.run
+
+    def late() -> None:
+        run()
+        raise mg.DeviceError("made up")
+
+    for i in range(3):
+        f(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(frozen, "run", late)
+            with pytest.raises(mg.DeviceError, match="made up"):
+                f(full(2.0))
+        y = f(full(3.0 + i))
+        assert y.tolist() == [[6.0 + 2 * i] * 5] * 3
+        assert y._storage.version == 0
+        del y
 
 
 @pytest.mark.parametrize("forced", [False, True])

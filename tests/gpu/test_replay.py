@@ -71,7 +71,7 @@ def test_steps_share_numbers_that_do_not_change(device: gpu.Device, options: dic
         bound.append(number)
         set_group(work, number, *rest)
 
-    for turn in range(6):
+    for turn in range(6):  # each waited for, so that none is noted: test_replay_shared.py has those
         device.write(b[0], 0, np.full(64, turn, np.float32))
         frozen.set_scalars(4, (1.0, 10.0 * turn))
         with monkeypatch.context() as patch:

@@ -48,6 +48,25 @@ def test_runs_share_a_submit(device: gpu.Device) -> None:
     assert floats(device, x, 64).tolist() == [2 * (3 * SHARED + 2)] * 64
 
 
+def test_noted_runs_read_constants_that_steps_share(device: gpu.Device) -> None:
+    """Each in the copy of the numbers that its run reads."""
+    x, y, z = upload(device, np.zeros(64, np.float32)), device.alloc(256), device.alloc(256)
+    steps = [(scale_launch(64), pair, None) for pair in ((x, y), (y, z), (z, x))]
+    frozen = Frozen(device, steps, [("f", f"c.py:{i}") for i in range(3)], ahead=True)
+    frozen.set_scalars(0, (1.0, 1.0))
+    frozen.set_scalars(1, (1.0, 1.0))
+    frozen.share_constants({2})
+    assert frozen.slots == [0, 0, 2]
+    total = 0.0
+    for i in range(3 * SHARED):
+        frozen.set_scalars(2, (1.0, float(i)))
+        frozen.run()
+        total += 2.0 + i
+    assert frozen.noted > 2 * SHARED
+    assert frozen._place(0, 3) is frozen._place(1, 3)
+    assert floats(device, x, 64).tolist() == [total] * 64
+
+
 @pytest.mark.parametrize("options", [{"ahead": False}, {"chunk": 1}])
 def test_lists_that_are_not_patient(device: gpu.Device, options: dict[str, Any]) -> None:
     frozen, x = counter(device, **options)

@@ -207,7 +207,7 @@ def test_a_compiled_call_that_fails_keeps_no_memory() -> None:
     f = mg.compile(lambda x: x * 2)
     x = mg.ones(5000)
     y = x.exp()
-    f(x)
+    z = f(x)
     kept = []
     for i in range(6):
         fails("exp")
