@@ -22,9 +22,6 @@ from .ir import Cell, Graph, Node, Operand, Value
 
 MOST_STATEMENTS = 48  # a chain's shader compiles in the time of its statements
 MOST_SCALARS = 60  # a dispatch's scalar block holds 64 words
-# Operands that may be literals where they are 0 or 1, so that most steps need no scalar block: by op. What a compiler makes of comparisons
-# with them, choices between them and 1 / x is exact; it takes x * 0 and 0 / x for 0, and x + 0 for x, which NaN and -0 are not.
-LITERAL = {"where": ("input", "other"), "div": ("input",), **dict.fromkeys(("lt", "le", "gt", "ge"), ("input", "other"))}
 ROUNDED = ("int8", "uint8", "bfloat16")  # storing these changes the value, which a register would not show
 
 
@@ -253,18 +250,15 @@ class _Builder:
         return known
 
     def _literal(self, node: Node, name: str, value: Any, kind: str) -> str:
-        """A number as WGSL text where it may be one, else ''."""
-        if name not in LITERAL.get(node.op.name, ()):
+        """A number as WGSL text where the row allows it, else ''. Not where an operand is read by a statement that this one reads, too:
+        drivers take select(x, c, x < c) for max, which drops NaN."""
+        archetype, text = node.op.archetype, literal(value, kind)
+        assert isinstance(archetype, Pointwise)
+        if not text or int(value) not in dict(archetype.literals).get(name, ()):
             return ""
-        text = literal(value, kind)
-        if node.op.name == "div" and text.startswith("0"):
-            return ""
-        if node.op.name == "where" and text:  # drivers take select(x, c, x < c) for max, which drops NaN
-            condition, *branches = (self._operand(v)[0] if isinstance(v, Operand) else "" for v in node.args)
-            tested = next((expr for t, _, expr in self.statements if condition == "{" + t + "}"), "")
-            if any(b and b in tested for b in branches):
-                return ""
-        return text
+        texts = [self._operand(v)[0] for v in node.args if isinstance(v, Operand)]
+        read = "".join(expr for t, _, expr in self.statements if "{" + t + "}" in texts)
+        return "" if any(t in read for t in texts) else text
 
     def _scalar(self, value: Any, kind: str) -> str:
         for name, have, known in self.scalars:

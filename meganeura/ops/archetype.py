@@ -37,10 +37,13 @@ class Pointwise(Archetype):
     'compare' (compute in the common dtype, result bool), 'bool' (both bool), 'first' (the first input's dtype);
     the row's own dtype rule overrides it. The expression's WGSL type is bool for 'compare' and 'bool', otherwise that
     of the last input's compute dtype (of the output's when there are no inputs); storing converts to the output's dtype.
+    `literals`: operands and the numbers that may stand for them in the text of a fused expression, which then needs no scalar block:
+    where no compiler changes what they mean. Most take x * 0 and 0 / x for 0, and x + 0 for x, which NaN and -0 are not.
     """
 
     expr: str | Mapping[str, str]
     types: str = "promote"
+    literals: tuple[tuple[str, tuple[int, ...]], ...] = ()
     fusable = True
 
     def inplace_ok(self, name: str) -> bool:

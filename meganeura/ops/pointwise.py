@@ -60,8 +60,11 @@ def cast(input: Tensor, dtype: DType) -> Tensor:
     """The values in another dtype; floats truncate toward zero when they become integers. [*] -> [*]."""
 
 
+_EITHER = (("input", (0, 1)), ("other", (0, 1)))  # numbers that may be literals
+
+
 @op(
-    Pointwise("select({other}, {input}, {condition})"),
+    Pointwise("select({other}, {input}, {condition})", literals=_EITHER),
     rule=_where_rule,
     ref=lambda condition, input, other: np.where(condition, input, other),
     grad={
@@ -120,7 +123,7 @@ def mul(input: Operand, other: Operand) -> Tensor:
 
 
 @op(
-    Pointwise("div_({input}, {other})", "float"),
+    Pointwise("div_({input}, {other})", "float", (("input", (1,)),)),
     ref=lambda input, other: input / other,
     grad={"input": lambda grad, other: grad / other, "other": lambda grad, input, other: -grad * input / (other * other)},
 )
@@ -504,7 +507,8 @@ def _compare(name: str, symbol: str, ref: Any) -> Any:
         texts["f"] = "is_nan({input}) || is_nan({other}) || {input} != {other}"
     elif symbol not in {"<", ">"}:  # drivers may take x == x as true, which is false for NaN
         texts["f"] = f"{{input}} {symbol} {{other}} && !is_nan({{input}})"
-    return op(Pointwise(texts, "compare"), ref=ref, commutes=symbol in ("==", "!="))(fn)
+    commutes = symbol in ("==", "!=")
+    return op(Pointwise(texts, "compare", () if commutes else _EITHER), ref=ref, commutes=commutes)(fn)
 
 
 eq = _compare("eq", "==", np.equal)
