@@ -47,7 +47,7 @@ class Program:
     def __init__(self, name: str, record: Record, guard: Guard, options: Options, world: Any, fn: Any = None) -> None:
         self.name, self.guard, self.options, self.world, self.fn = name, guard, options, world, fn
         self.title = f"compiled[{name}]"
-        self.spent: SpentNode | None = None  # of the last call's results, without a backward
+        self.spent: list[SpentNode] = []  # of the last calls' results, without a backward; the latest first
         self.template, self.results, self.effects, self.error = record.template, record.results, record.effects, record.error
         self.hosts, self.mode, self.flags = record.trace.hosts, record.mode, record.flags
         self.reports: list[Report] = []  # of the backward graphs, then of the forward one
@@ -103,6 +103,7 @@ class Program:
             for e in self.effects
             if e.after is not None
         ]
+        self.foreign = any(g.own < 0 for g in self.grads)  # whether some are no outputs of their own
         self.replaced = [
             (e.target, own.get(id(e.after), -1), e.after.operand.layout) for e in self.effects if isinstance(e.after, Made) and not e.read
         ]  # whose `.grad` is replaced unread, by which output of its own, and how it lies
@@ -178,8 +179,8 @@ class Program:
         given += bound
         kept: list[Storage | None] = [None] * len(session.outputs)
         keep_gradients(self.replaced, leaves, session.outputs, kept)  # last: what it sets off, or a function above, may call this again
-        keep_results(self.handed, session.outputs, kept)
-        node = idle_node(self)
+        keep_results(self.handed, kept)
+        node = idle_node(self.spent)
         given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
@@ -187,10 +188,10 @@ class Program:
             node = self._node(leaves, given, numbers, again, node)
         tensors = [self._result(r, leaves, given, node, old) for r in self.results]
         for last in self.handed:
-            last.storage = tensors[last.number]._storage
+            last.note(tensors[last.number]._storage)
         if self.overlapping:
             self._tie(tensors, leaves, copied or [False] * len(leaves))
-        for effect, after, known, own in self.grads:
+        for effect, after, known, own in self.grads if None in kept or self.foreign else ():
             if own < 0 or kept[own] is None:
                 target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
         if self.mode is not None:
@@ -251,8 +252,10 @@ class Program:
         """The node of a call's results; without a backward it may be an `idle` one."""
         if again is None:
             assert self.error is not None
-            self.spent = idle or SpentNode(self.title, self._metas(), site(), self.error)
-            return self.spent
+            node = idle or SpentNode(self.title, self._metas(), site(), self.error)
+            if not self.spent or self.spent[0] is not node:
+                self.spent = [node, *[n for n in self.spent if n is not node][:1]]
+            return node
         edges = [edge_of(target_of(t, leaves)) for t in self.leaves]
         return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
 

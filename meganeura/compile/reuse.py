@@ -45,14 +45,19 @@ _ALONE, _INSIDE = _calibrated()  # of what a slot, a local name and the counting
 
 
 class Handed:
-    """A result of a function that is a memory of its own: its `number`, by which of the session's outputs, and the storage that the
-    last call handed out."""
+    """A result of a function that is a memory of its own: its `number`, by which of the session's outputs, and the storages that
+    the last calls handed out, the latest first: two, so that a loop which holds a result until it has the next one makes none."""
 
-    __slots__ = ("number", "own", "storage")
+    __slots__ = ("number", "own", "storages")
 
     def __init__(self, number: int, own: int) -> None:
         self.number, self.own = number, own
-        self.storage: Storage | None = None
+        self.storages: list[Storage] = []
+
+    def note(self, storage: Storage) -> None:
+        """It was handed out."""
+        if not self.storages or self.storages[0] is not storage:
+            self.storages = [storage, *[s for s in self.storages if s is not storage][:1]]
 
 
 Replaced = tuple[Any, int, Layout]  # whose `.grad` (an argument by its number), by which output, and how it lies
@@ -83,22 +88,20 @@ def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], outputs
             return
 
 
-def keep_results(handed: Sequence[Handed], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
-    """Put into `kept`, by outputs, the storages that the last call handed out and nobody knows any more: as good as new ones."""
+def keep_results(handed: Sequence[Handed], kept: list[Storage | None]) -> None:
+    """Put into `kept`, by outputs, storages that the last calls handed out and nobody knows any more: as good as new ones."""
     for last in handed:
-        s = last.storage
-        if s is None:
-            continue
-        if _references(s) <= _ALONE and s.buffer is outputs[last.own].bound and s.__weakref__ is None:
-            s.renew()
-            kept[last.own] = s
-        else:
-            last.storage = None
+        for s in last.storages:
+            if _references(s) <= _ALONE and s.__weakref__ is None and not s.generation:
+                s.renew()
+                kept[last.own] = s
+                break
 
 
-def idle_node(owner: Any) -> Any:
-    """`owner.spent`, the node that the results of the last call had, if nobody knows it any more; else None."""
-    node = owner.spent
-    if node is None or _references(node) > _ALONE or node.__weakref__ is not None:
-        return None
-    return node if node.hooks is None and node.retain is None and not node.freed else None
+def idle_node(nodes: Sequence[Any]) -> Any:
+    """One of these nodes, which results of the last calls had, if nobody knows it any more; else None."""
+    for node in nodes:
+        alone = _references(node) <= _ALONE and node.__weakref__ is None
+        if alone and node.hooks is None and node.retain is None and not node.freed:
+            return node
+    return None

@@ -205,7 +205,7 @@ class Session:
 
     def run(self, inputs: Sequence[Storage], numbers: Sequence[Any], kept: Sequence[Storage | None]) -> list[Storage]:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell: that of
-        `kept`, which this session made in its last run and which is overwritten now, or a new one."""
+        `kept`, which this session made in a run before and which is overwritten now, or a new one."""
         device = self.device
         with device.lock:
             now, recorder = [s.buffer for s in inputs], device.recorder

@@ -44,6 +44,20 @@ def test_a_result_nobody_knows_is_overwritten(f: Any) -> None:
     assert y.tolist() == [[8.0] * 5] * 3
 
 
+def test_a_loop_that_holds_its_last_result_takes_two_in_turns(f: Any) -> None:
+    y = f(full(1.0))
+    buffers = []
+    for i in range(8):
+        y = f(full(float(i)))
+        assert y.tolist() == [[2.0 * i] * 5] * 3
+        buffers.append(y._storage.buffer)
+    assert len(set(buffers)) == 2
+    assert buffers[2:] == buffers[:-2]
+    kept = [f(full(float(i))) for i in range(4)]
+    assert [k[0, 0].item() for k in kept] == [0.0, 2.0, 4.0, 6.0]
+    assert y.tolist() == [[14.0] * 5] * 3
+
+
 HOLDS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda y: y,
     "a list": lambda y: [y],
@@ -101,10 +115,15 @@ def test_a_result_dies_when_it_is_dropped(f: Any) -> None:
 
 def test_a_storage_that_is_known_weakly_is_not_overwritten(f: Any) -> None:
     y = f(full(1.0))
-    storage = weakref.ref(y._storage)
+    storage, layout = weakref.ref(y._storage), y.layout
     del y
     f(full(2.0))
+    stored = storage()
+    assert stored is None or mg.Tensor._make(stored, layout).tolist() == [[2.0] * 5] * 3
+    del stored
+    kept = [f(full(float(i))) for i in range(3)]
     assert storage() is None
+    assert len(kept) == 3
 
 
 def test_a_result_inside_a_checkpoint() -> None:
