@@ -9,6 +9,7 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .. import config, dispatch
@@ -36,14 +37,17 @@ RETRACES = 8  # traces of one signature before a warning
 REWRITES = ("off", "greedy", *EGGLOG)
 
 
+@dataclass(slots=True)
 class _Recent:
     """The last call's program, if it was called with tensors alone that share no memory, lie densely and have no history: the
     next call is mostly like it, and need not look it up."""
 
-    __slots__ = ("grad", "key", "layouts", "program", "sources", "world")
-
-    def __init__(self, program: Program, key: Any, layouts: list[Layout], sources: list[int], grad: bool, world: Any) -> None:
-        self.program, self.key, self.layouts, self.sources, self.grad, self.world = program, key, layouts, sources, grad, world
+    program: Program
+    key: Any
+    layouts: list[Layout]
+    sources: list[int]
+    grad: bool
+    world: Any
 
     @classmethod
     def of(cls, program: Program, key: Any, leaves: list[Tensor], sources: list[int]) -> _Recent | None:
@@ -127,7 +131,7 @@ class Compiled:
         self._recent = None
         leaves: list[Tensor] = list(args)
         spec: Any = len(args)  # the usual: tensors alone
-        if kwargs or not _tensors_alone(args):
+        if kwargs or False in [isinstance(a, Tensor) for a in args]:
             leaves = []
             spec = flatten((args, kwargs), leaves)
         sources = same_storage(leaves)
@@ -223,10 +227,6 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<compiled {self.name}: {self.sessions} sessions, {self.traces} traces>"
-
-
-def _tensors_alone(args: tuple[Any, ...]) -> bool:
-    return False not in [isinstance(a, Tensor) for a in args]
 
 
 def _history(t: Tensor) -> Any:

@@ -191,9 +191,10 @@ class Program:
             last.note(tensors[last.number]._storage)
         if self.overlapping:
             self._tie(tensors, leaves, copied or [False] * len(leaves))
-        for effect, after, known, own in self.grads if None in kept or self.foreign else ():
-            if own < 0 or kept[own] is None:
-                target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
+        if self.foreign or None in kept:
+            for effect, after, known, own in self.grads:
+                if own < 0 or kept[own] is None:
+                    target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
         if self.mode is not None:
             dispatch.state.grad = self.mode
         if self.single >= 0:

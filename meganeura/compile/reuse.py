@@ -1,7 +1,7 @@
 """Gradients that a compiled function overwrites in place of making new ones: tensor, storage and buffer stay what they are. And
 storages of results, and the node of the tape that these have, which serve call after call.
 
-In: a tensor whose `.grad` the step replaces without reading it, and what the last call handed out. Out: what of it nobody
+In: a tensor whose `.grad` the step replaces without reading it, and what the last calls handed out. Out: what of it nobody
 else knows: then nobody can tell an overwritten one from a new one. Views, saved tensors, other names and weak references
 all count. Another thread that takes a parameter's gradient while a step over it runs may get either values, as it may with PyTorch.
 """

@@ -206,7 +206,7 @@ class Optimizer:
                 keys = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
             elif self.state:
                 keys = self._counts(group)
-            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys) if keys else ()))
+            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys)))
         return tuple(parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

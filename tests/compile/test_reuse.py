@@ -15,6 +15,7 @@ import pytest
 
 import meganeura as mg
 from meganeura import nn, optim
+from tests.compile.holders import HOLDS
 
 
 class Training:
@@ -66,17 +67,6 @@ def test_a_gradient_nobody_knows_is_overwritten(training: Training) -> None:
     assert id(training.weight.grad) == before
     assert training.weight.grad._storage.version == version + 1
     assert training.weight.grad._storage.buffer is buffer
-
-
-HOLDS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda g: g,
-    "a list": lambda g: [g],
-    "a row": lambda g: g[1],
-    "the transpose": lambda g: g.T,
-    "detached": lambda g: g.detach(),
-    "its storage": lambda g: g._storage,
-    "what another op saved": lambda g: g * mg.ones(3, 5, requires_grad=True),
-}
 
 
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)

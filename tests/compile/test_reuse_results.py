@@ -14,6 +14,7 @@ import pytest
 import meganeura as mg
 from meganeura import nn, optim
 from meganeura.gpu import replay
+from tests.compile.holders import HOLDS
 
 
 def double(x: mg.Tensor) -> mg.Tensor:
@@ -56,18 +57,6 @@ def test_a_loop_that_holds_its_last_result_takes_two_in_turns(f: Any) -> None:
     kept = [f(full(float(i))) for i in range(4)]
     assert [k[0, 0].item() for k in kept] == [0.0, 2.0, 4.0, 6.0]
     assert y.tolist() == [[14.0] * 5] * 3
-
-
-HOLDS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda y: y,
-    "a list": lambda y: [y],
-    "a row": lambda y: y[1],
-    "the transpose": lambda y: y.T,
-    "detached": lambda y: y.detach(),
-    "its storage": lambda y: y._storage,
-    "what another op saved": lambda y: y * mg.ones(3, 5, requires_grad=True),
-    "a closure": lambda y: lambda: y,
-}
 
 
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
