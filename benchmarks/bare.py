@@ -24,11 +24,11 @@ def chain(length: int, elements: int = 1024) -> Any:
 
 def bare_loop(frozen: Any) -> Callable[[], None]:
     """The same dispatches in as many submissions, recorded, finished and submitted with nothing around the C functions."""
-    device = frozen.device
-    n = device.native
+    n = frozen.device.native
     chunks = [[(p, g, x, y, z) for p, g, _, x, y, z in chunk] for chunk in frozen.chunks]
 
     def run() -> None:
+        device = frozen.device  # the list, whose bind groups these are, lives as long as the loop
         null, pipe, bind, dispatch = n.NULL, n.set_pipeline, n.set_bind_group, n.dispatch
         for chunk in chunks:
             encoder = n.create_encoder(device.handle, null)

@@ -9,7 +9,8 @@ bytes of all other dispatches at the rate of a large copy, and the time of dispa
 from bare loops (bare.py) over 10 and 300 small ones, each waiting for the last; all measured in this run. Calls that share a
 submission count their part of it. No overlap is assumed.
 "ms" is by the clock, with many calls in flight; "GPU ms" the sum of their passes by timestamps. Hosts are slower for seconds at a
-time: what is short is measured again at the end, twice, and so are the rates; the best counts, of the floor's parts too.
+time: what is short is measured again at the end, in a dozen visits of short rounds, and so are the rates; the best counts, of the
+floor's parts too.
 """
 
 from __future__ import annotations
@@ -184,9 +185,9 @@ def probes() -> dict[str, Callable[[], Any]]:
     return {"copy": a.clone, "product": lambda: b @ b, "few": bare.bare_loop(chain(FEW)), "many": bare.bare_loop(chain(MANY))}
 
 
-def times(best: dict[str, float]) -> dict[str, float]:
-    """Milliseconds of the probes, the best of now and before."""
-    return {name: min(bench.milliseconds(f, mg.synchronize), best.get(name, float("inf"))) for name, f in probes().items()}
+def times(best: dict[str, float], seconds: float = 0.2) -> dict[str, float]:
+    """Milliseconds of the probes, in rounds of so many seconds; the best of now and before."""
+    return {name: min(bench.milliseconds(f, mg.synchronize, seconds), best.get(name, float("inf"))) for name, f in probes().items()}
 
 
 def rates(ms: dict[str, float]) -> dict[str, float]:
@@ -254,9 +255,9 @@ class Row:
     wait: Callable[[], Any] = mg.synchronize
     floor: Callable[[dict[str, float]], float] | None = None
 
-    def visit(self) -> None:
-        """Time it; the best of all visits counts."""
-        self.values["ms"] = min(bench.milliseconds(self.call, self.wait), self.values.get("ms", float("inf")))
+    def visit(self, seconds: float = 0.2) -> None:
+        """Time it in rounds of so many seconds; the best of all visits counts."""
+        self.values["ms"] = min(bench.milliseconds(self.call, self.wait, seconds), self.values.get("ms", float("inf")))
 
     def settle(self, speed: dict[str, float]) -> None:
         """Set it beside its floor."""
@@ -397,16 +398,16 @@ def torch_rows(torch: Any, name: str, made: Callable[[str | None], Callable[[], 
     return rows
 
 
-SHORT, VISITS = 0.5, 2  # milliseconds up to which a row is measured again, and how often
+SHORT, VISITS, MOMENT = 0.5, 12, 0.02  # milliseconds up to which a row is measured again, how often, and seconds of a round then
 
 
 def revisit(rows: Sequence[Row], best: dict[str, float]) -> dict[str, float]:
     """Measure what is short again, and the probes, if there were any; set all rows beside their floors. Returns the rates."""
     for _ in range(VISITS):
-        best = best and times(best)
+        best = best and times(best, MOMENT)
         for row in rows:
             if row.values.get("ms", SHORT) < SHORT:
-                row.visit()
+                row.visit(MOMENT)
     speed = best and rates(best)
     for row in rows:
         row.settle(speed)

@@ -65,15 +65,20 @@ class _Recent:
         for t, layout in zip(args, self.layouts):
             if type(t) is not Tensor or t.layout is not layout or t._node is not None or t._base is not None or t._leaf:
                 return None
-            if t._storage in found:
+            storage = t._storage
+            if storage in found:
                 return None
-            found.append(t._storage)
+            found.append(storage)
         if dispatch.state.grad is not self.grad or dispatch.hooks.eager() is not self.world or debugging.active() is not None:
             return None
         guard = self.program.guard
-        if guard.changed(args):  # which brings the numbers of its storages up to date
+        if guard.changed(args):
             return None
-        return found if guard.uids.isdisjoint([s.uid for s in found]) else None
+        uids = guard.uids  # as `changed` left them
+        for storage in found:
+            if storage.uid in uids:
+                return None
+        return found
 
 
 class Compiled:

@@ -107,7 +107,9 @@ class Program:
         self.replaced = [
             (e.target, own.get(id(e.after), -1), e.after.operand.layout) for e in self.effects if isinstance(e.after, Made) and not e.read
         ]  # whose `.grad` is replaced unread, by which output of its own, and how it lies
-        self.handed = [Handed(i, own[id(r)]) for i, r in enumerate(self.results) if id(r) in own]
+        self.handed = [Handed(i, own[id(r)], r) for i, r in enumerate(self.results) if isinstance(r, Made) and id(r) in own]
+        happens = (self.old, self.flags, self.grad_of, self.derived.derived, self.overlapping, self.foreign, self.mode is not None)
+        self.usual = not any(happens) and len(self.handed) == len(self.results) and (not self.roots or self.error is not None)
 
     def _own_outputs(self) -> dict[int, int]:
         """By identity of results and new `.grad`s: the number of the output that is this and nothing else."""
@@ -178,14 +180,12 @@ class Program:
             given += self.derived.storages(given, self.slot)
         given += bound
         kept: list[Storage | None] = [None] * len(session.outputs)
-        keep_gradients(self.replaced, leaves, session.outputs, kept)  # last: what it sets off, or a function above, may call this again
+        keep_gradients(self.replaced, leaves, session.results, kept)  # last: what it sets off, or a function above, may call this again
         keep_results(self.handed, kept)
-        node = idle_node(self.spent)
         given += session.run([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
-        if self.roots:
-            node = self._node(leaves, given, numbers, again, node)
+        node = self._node(leaves, given, numbers, again) if self.roots else None
         tensors = [self._result(r, leaves, given, node, old) for r in self.results]
         for last in self.handed:
             last.note(tensors[last.number]._storage)
@@ -197,6 +197,27 @@ class Program:
                     target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
         if self.mode is not None:
             dispatch.state.grad = self.mode
+        if self.single >= 0:
+            return tensors[self.single]
+        return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
+
+    def _run_usual(self, session: Session, leaves: Sequence[Tensor], bound: list[Storage]) -> Any:
+        """The same where results and new `.grad`s are memories of their own, and a call does nothing else: as most training steps."""
+        given = [t._storage for t in self.states]
+        given += self.constants
+        given += bound
+        numbers = self._numbers()
+        kept: list[Storage | None] = [None] * len(session.outputs)
+        keep_gradients(self.replaced, leaves, session.results, kept)
+        keep_results(self.handed, kept)
+        made = session.run([given[k] for k in self.input_slots], numbers, kept)
+        node = self._spent_node() if self.roots else None
+        tensors = [last.hand_out(made[last.own], node) for last in self.handed]
+        if None in kept:
+            for effect, after, _, own in self.grads:
+                if kept[own] is None:
+                    assert isinstance(after, Made)
+                    target_of(effect.target, leaves).grad = after.tensor(made[own], None)
         if self.single >= 0:
             return tensors[self.single]
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
@@ -249,28 +270,29 @@ class Program:
                 with dispatch.no_grad():
                     leaves[i].copy_(Tensor._make(bound[i], Layout(leaves[i].dtype, leaves[i].shape)))
 
-    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None, idle: Any) -> TapeNode:
-        """The node of a call's results; without a backward it may be an `idle` one."""
+    def _node(self, leaves: Sequence[Tensor], given: list[Storage], numbers: list[Any], again: Again | None) -> TapeNode:
+        """The node of a call's results."""
         if again is None:
-            assert self.error is not None
-            node = idle or SpentNode(self.title, self._metas(), site(), self.error)
-            if not self.spent or self.spent[0] is not node:
-                self.spent = [node, *[n for n in self.spent if n is not node][:1]]
-            return node
+            return self._spent_node()
         edges = [edge_of(target_of(t, leaves)) for t in self.leaves]
         return CompiledNode(self, edges, self._metas(), site(), {c: given[self.slot[c]] for c in self.saved}, numbers, again)
+
+    def _spent_node(self) -> TapeNode:
+        """A node without a backward: one that the last calls' results had, where nobody knows it any more."""
+        node: SpentNode | None = idle_node(self.spent)
+        if node is None:
+            assert self.error is not None
+            node = SpentNode(self.title, self._metas(), site(), self.error)
+        if not self.spent or self.spent[0] is not node:
+            self.spent = [node, *self.spent[:1]]
+        return node
 
     def _metas(self) -> list[Layout | None]:
         return [r.operand.layout for r in self.roots]
 
     def _result(self, result: Result, leaves: Sequence[Tensor], given: list[Storage], node: TapeNode | None, old: list[Any]) -> Any:
         if isinstance(result, Made):
-            operand = result.operand
-            t = Tensor._make(given[self.slot[operand.value.cell]], operand.layout)
-            t._leaf = result.leaf
-            if node is not None and result.root >= 0:
-                t._node, t._index = node, result.root
-            return t
+            return result.tensor(given[self.slot[result.operand.value.cell]], node)
         if isinstance(result, Argument):
             return leaves[result.number]
         return result.tensor if isinstance(result, Concrete) else old[self.old_number[id(result)]]

@@ -17,7 +17,7 @@ from ..provenance import Site, site
 from ..provenance import watching as places
 from ..random import changes, default_generator
 from ..spans import span
-from ..storage import Layout
+from ..storage import Layout, Storage
 from ..tensor import Tensor
 from .arguments import hooks_of, is_whole
 from .differentiate import Backward, differentiate, tape_leaves
@@ -57,6 +57,15 @@ class Made:
     operand: Operand
     root: int = -1
     leaf: bool = False
+
+    def tensor(self, storage: Storage, node: Any) -> Tensor:
+        """It over the storage that a call put it into. `node`: of the results with history, or None."""
+        t = Tensor._make(storage, self.operand.layout)
+        if self.leaf:
+            t._leaf = True
+        if node is not None and self.root >= 0:
+            t._node, t._index = node, self.root
+        return t
 
 
 Result = Argument | Concrete | OldGrad | Made

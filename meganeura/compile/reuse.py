@@ -14,6 +14,7 @@ from typing import Any
 
 from ..storage import Layout, Storage
 from ..tensor import Tensor
+from .record import Made
 
 _references = sys.getrefcount
 
@@ -28,7 +29,8 @@ class _Probe:
 def _counts(owner: Any) -> tuple[int, int]:
     """How often the gradient and its storage are referenced, counted as `keep_gradients` counts."""
     g = owner.grad
-    return _references(g), _references(g._storage)
+    s = g._storage
+    return _references(g), _references(s)
 
 
 def _calibrated() -> tuple[int, int]:
@@ -38,34 +40,39 @@ def _calibrated() -> tuple[int, int]:
     owner.grad = _Probe()
     owner.grad._storage = _Probe()
     tensor, storage = _counts(owner)
-    return min(tensor, 3), min(storage, 2)
+    return min(tensor, 3), min(storage, 3)
 
 
-_ALONE, _INSIDE = _calibrated()  # of what a slot, a local name and the counting know; and of what is looked up in the counting
+_ALONE, _INSIDE = _calibrated()  # of what a slot, a local name and the counting know
 
 
 class Handed:
-    """A result of a function that is a memory of its own: its `number`, by which of the session's outputs, and the storages that
-    the last calls handed out, the latest first: two, so that a loop which holds a result until it has the next one makes none."""
+    """A result of a function that is a memory of its own: its `number`, by which of the session's outputs, what it is, and the storages
+    that the last calls handed out, the latest first: two, so that a loop which holds a result until it has the next one makes none."""
 
-    __slots__ = ("number", "own", "storages")
+    __slots__ = ("number", "own", "result", "storages")
 
-    def __init__(self, number: int, own: int) -> None:
-        self.number, self.own = number, own
+    def __init__(self, number: int, own: int, result: Made) -> None:
+        self.number, self.own, self.result = number, own, result
         self.storages: list[Storage] = []
 
     def note(self, storage: Storage) -> None:
         """It was handed out."""
         if not self.storages or self.storages[0] is not storage:
-            self.storages = [storage, *[s for s in self.storages if s is not storage][:1]]
+            self.storages = [storage, *self.storages[:1]]
+
+    def hand_out(self, storage: Storage, node: Any) -> Tensor:
+        """A tensor over a storage, and the node of its history."""
+        self.note(storage)
+        return self.result.tensor(storage, node)
 
 
 Replaced = tuple[Any, int, Layout]  # whose `.grad` (an argument by its number), by which output, and how it lies
 
 
-def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], outputs: Sequence[Any], kept: list[Storage | None]) -> None:
-    """Put into `kept`, by outputs, the storages of those `.grad`s that are plain tensors over the buffers that these outputs have now, and
-    that nobody else knows; take the others off their owners, which may set off callbacks, and these further calls."""
+def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], buffers: Sequence[Any], kept: list[Storage | None]) -> None:
+    """Put into `kept`, by outputs, the storages of those `.grad`s that are plain tensors over the `buffers` which these outputs have now,
+    and that nobody else knows; take the others off their owners, which may set off callbacks, and these further calls."""
     while True:
         for owner, own, layout in owners:
             if type(owner) is int:
@@ -73,16 +80,16 @@ def keep_gradients(owners: Sequence[Replaced], leaves: Sequence[Tensor], outputs
             g = owner.grad
             if g is None:
                 continue
+            s = g._storage
             if (
-                own >= 0 and _references(g) <= _ALONE and g.layout is layout and _references(g._storage) <= _INSIDE
-                and g._storage.buffer is outputs[own].bound and type(g) is Tensor and g.__weakref__ is None
-                and g._storage.__weakref__ is None and g._node is None and g._base is None
+                own >= 0 and _references(g) <= _ALONE and g.layout is layout and _references(s) <= _INSIDE and s.buffer is buffers[own]
+                and type(g) is Tensor and g.__weakref__ is None and s.__weakref__ is None and g._node is None and g._base is None
                 and g.grad is None and g._name is None and not g._leaf and not g._hooks
             ):  # fmt: skip
-                kept[own] = g._storage
+                kept[own] = s
                 continue
             kept[:] = [None] * len(kept)
-            owner.grad = g = None
+            owner.grad = g = s = None
             break
         else:
             return

@@ -73,27 +73,26 @@ class Output:
     """The buffers of one cell that outlives the session's runs. What the caller dropped comes back through `returned`,
     to which a dying Storage appends."""
 
-    __slots__ = ("bound", "cell", "closed", "device", "free", "returned", "world")
+    __slots__ = ("cell", "closed", "device", "free", "returned", "world")
 
     def __init__(self, cell: Cell, device: Any, world: Any) -> None:
         self.cell, self.device, self.world = cell, device, world
         self.returned: deque[Any] = deque()
         self.closed = False
-        self.bound = device.alloc(cell.nbytes)
-        self.free: list[Any] = [self.bound]
+        self.free: list[Any] = [device.alloc(cell.nbytes)]
 
-    def next(self) -> Any:
+    def next(self, bound: Any) -> Any:
         """The buffer of the next run: the one bound now, if its tensors are gone."""
         free = self.free
         while self.returned:
             free.append(self.returned.popleft())
         if not free:
             return self.device.alloc(self.cell.nbytes)
-        if free[-1] is self.bound:
+        if free[-1] is bound:
             buffer = free.pop()
-        elif self.bound in free:
-            free.remove(self.bound)
-            buffer = self.bound
+        elif bound in free:
+            free.remove(bound)
+            buffer = bound
         else:
             buffer = free.pop()
         buffer.error = None  # of an earlier run that failed
@@ -157,6 +156,7 @@ class Session:
         written = graph.written_inputs()
         self.written = [i for i, c in enumerate(graph.inputs) if c in written]
         self.bound: list[Any] = []  # buffers of the inputs, once frozen
+        self.results = [o.free[0] for o in self.outputs]  # and of the outputs
         self.frozen: Frozen | None = None
         if folder := self.device.config.dump_plan:
             _dump(folder, self)
@@ -180,15 +180,9 @@ class Session:
                 labels.append((step.node.title, step.node.place))
                 scalars.append(step.scalars if part.launch.scalars else [])
         frozen = Frozen(self.device, launches, labels, ahead=self.device.family == "gpu")
-        self._bound_to(inputs, outputs)
+        self.bound, self.results = inputs, outputs
         self._scalars(frozen, scalars)
         self.frozen = frozen
-
-    def _bound_to(self, inputs: list[Any], outputs: list[Any]) -> None:
-        """Note what the frozen list uses."""
-        self.bound = inputs
-        for o, buffer in zip(self.outputs, outputs, strict=True):
-            o.bound = buffer
 
     def _scalars(self, frozen: Frozen, scalars: list[list[Any]]) -> None:
         """Constant numbers are written once, those with host scalars whenever these change."""
@@ -215,11 +209,14 @@ class Session:
             outputs: list[Any] = []
             fresh, frozen = None in kept, None
             try:
-                for o, storage in zip(self.outputs, kept):
-                    outputs.append(o.next() if storage is None else storage.buffer)
+                if fresh:
+                    for o, storage, buffer in zip(self.outputs, kept, self.results):
+                        outputs.append(o.next(buffer) if storage is None else storage.buffer)
+                else:
+                    outputs = [s.buffer for s in kept]  # type: ignore[union-attr]
                 if self.frozen is None:
                     self._freeze(now, outputs)
-                elif now != self.bound or outputs != [o.bound for o in self.outputs]:
+                elif now != self.bound or outputs != self.results:
                     self._rebind(now, outputs)
                 assert self.frozen is not None
                 begun = recorder.epoch, self.frozen.noted
@@ -233,7 +230,7 @@ class Session:
                 if spans.listener is not None:
                     self._replay()
                 elif self.steps:
-                    frozen.run()
+                    frozen.run_locked()
             except BaseException:  # also Ctrl-C: the buffers are for the next run
                 if frozen is not None and (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
                     self._changed(inputs, kept)
@@ -243,7 +240,7 @@ class Session:
                 raise
             self.runs += 1
             self._changed(inputs, kept)
-            made: list[Any] = [*kept]
+            made: list[Any] = kept  # type: ignore[assignment]
             if fresh:
                 made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept)]
             self.debugged = None
@@ -266,7 +263,7 @@ class Session:
         if self.steps:
             assert self.frozen is not None
             with spans.span("replay", self.graph.name):
-                self.frozen.run()
+                self.frozen.run_locked()
 
     def _renumber(self, numbers: Sequence[Any]) -> None:
         """Write the host's numbers where they changed."""
@@ -286,10 +283,10 @@ class Session:
         assert frozen is not None
         key = (*inputs, *outputs)
         if not frozen.recall(key):
-            pairs = (*zip(self.bound, inputs, strict=True), *((o.bound, new) for o, new in zip(self.outputs, outputs, strict=True)))
+            pairs = (*zip(self.bound, inputs, strict=True), *zip(self.results, outputs, strict=True))
             frozen.rebind_all({old: new for old, new in pairs if old is not new})
             frozen.remember(key)
-        self._bound_to(inputs, outputs)
+        self.bound, self.results = inputs, outputs
         self.frozen = frozen
 
     # ---- looking inside ----
@@ -299,7 +296,7 @@ class Session:
         k = self.plan.place.get(cell)
         if k is None:
             return self.bound[self.graph.inputs.index(cell)]
-        return self.outputs[k].bound if k < self.plan.results else self.blocks[k - self.plan.results].buffer
+        return self.results[k] if k < self.plan.results else self.blocks[k - self.plan.results].buffer
 
     def read_node_by_name(self, name: str) -> Any:
         """A value of the last run as a numpy array, by the name that graphs and plans show. Raises MeganeuraError that says

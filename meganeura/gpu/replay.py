@@ -75,8 +75,9 @@ class Frozen:
         self.uses_status = any(s.status for s in self.steps)
         self.notes: dict[int, list[Record]] = {}  # records of a run, by the copy of the numbers that they read
         self.stale: dict[int, set[int]] = {}  # which of them were made for other buffers
-        self.sets: dict[Any, tuple[Any, ...]] = {}  # what depends on the buffers, as it was remembered
-        self.kept = False  # whether that is what is used now, and must be copied before it changes
+        self.sets: dict[Any, list[Any]] = {}  # what depends on the buffers, as it was remembered
+        self.present: Any = None  # which of them was remembered or recalled last,
+        self.kept = False  # and whether that is what is used now, and must be copied before it changes
         self.chunks: list[list[Entry]] = []
         self.calm = [CALM] * -(-len(self.steps) // self.chunk)  # runs since a chunk's buffers last changed
         self._build()
@@ -201,8 +202,8 @@ class Frozen:
         if self.patient:
             while len(self.sets) >= SETS:
                 del self.sets[next(iter(self.sets))]
-            self.sets[key] = self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale
-            self.kept = True
+            self.sets[key] = [self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale, -1]
+            self.present, self.kept = key, True
 
     def recall(self, key: Any) -> bool:
         """Use the buffers that were noted as `key`, unless one of them was destroyed since. Returns whether they are used."""
@@ -210,13 +211,17 @@ class Frozen:
             found = self.sets.pop(key, None)
             if found is None or self.lost:
                 return False
-            epoch = self.device.recorder.epoch - 1
-            for b in self.using:
-                if b.epoch < epoch:  # noqa: PLR1730  max() takes three times as long, at every call of a compiled step
-                    b.epoch = epoch
+            epoch, marked = self.device.recorder.epoch - 1, self.marked
+            if marked < epoch:  # else all that was submitted or noted is what they know of
+                for b in self.using:
+                    if b.epoch < epoch:  # noqa: PLR1730  max() takes three times as long, at every call of a compiled step
+                        b.epoch = epoch
+            if self.kept and self.present in self.sets:
+                self.sets[self.present][-1] = marked
             intact, self.broken = self.broken, "Ctrl-C struck while it was rebound"
-            self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale = self.sets[key] = found
-            self.kept, self.marked = True, -1
+            self.sets[key] = found
+            self.buffers, self.groups, self.using, self.chunks, self.notes, self.stale, self.marked = found
+            self.present, self.kept = key, True
             self.calm = [0] * len(self.calm)
             self._discard_ready()
             self.broken = intact
@@ -290,33 +295,39 @@ class Frozen:
         chunks before the failing one did. A run that waits for others fails at the next synchronising call, as a whole.
         Ctrl-C stops a run before its first chunk or after its last one.
         """
+        with self.device.lock:
+            self.run_locked()
+
+    def run_locked(self) -> None:
+        """The same for who holds the device's lock."""
         device, recorder = self.device, self.device.recorder
         if device.refusal:
             raise DeviceError(device.refusal)
-        with device.lock:
-            if device.graveyard or device.graves:
-                device.drain()
-            if self.broken or self.lost:
-                raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
-            adopted = device.adopts and bool(device.adopted)
-            if adopted:
-                taken = next((how for b, how in device.unusable().items() if b in self.using), None)
-                if taken is not None:
-                    raise DeviceError(f"this frozen list uses a buffer that its owner {taken}")
-            if len(recorder.tokens) > MAX_TOKENS:
-                recorder.throttle()
-            if self.uses_status:
-                device.status.pending = True
-            if self.patient and not adopted and self._may_wait():
-                self._note()
-            else:
-                self._run_now()
-            self.last, self.waits = perf_counter(), recorder.waits
+        if device.graveyard or device.graves:
+            device.drain()
+        if self.broken or self.lost:
+            raise DeviceError(f"this frozen list cannot run any more: {self.broken or next(iter(self.lost.values()))}")
+        adopted = device.adopts and bool(device.adopted)
+        if adopted:
+            taken = next((how for b, how in device.unusable().items() if b in self.using), None)
+            if taken is not None:
+                raise DeviceError(f"this frozen list uses a buffer that its owner {taken}")
+        if len(recorder.tokens) > MAX_TOKENS:
+            recorder.throttle()
+        if self.uses_status:
+            device.status.pending = True
+        now = perf_counter()
+        if self.patient and not adopted and self._may_wait(now):
+            self._note()
+        else:
+            self._run_now()
+            now = perf_counter()
+        self.last, self.waits = now, recorder.waits
 
-    def _may_wait(self) -> bool:
+    def _may_wait(self, now: float) -> bool:
         """Whether a run may share a submit with what follows: runs come quickly, and nobody waited for the last one."""
         recorder = self.device.recorder
-        return self.proved and recorder.timer is None and recorder.waits == self.waits and perf_counter() - self.last < QUICK
+        return self.proved and recorder.timer is None and recorder.waits == self.waits and now - self.last < QUICK
 
     def _note(self) -> None:
         """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""

@@ -171,8 +171,7 @@ class Optimizer:
     def _update(self, group: ParamGroup, rule: Rule, factor: Factor, members: list[Tensor]) -> None:
         def numbers() -> Sequence[float]:
             """Advances the step count: runs once an executed step, also when a compiled session replays it."""
-            scale = factor.now()
-            options = group if scale == 1.0 else {**group, "lr": group["lr"] * scale}
+            options = group if factor.prefix is None else {**group, "lr": group["lr"] * factor.now()}
             if not rule.moments:
                 return self.scalars_at(options, {})
             for p in members:
@@ -201,13 +200,16 @@ class Optimizer:
         """What a compiled step depends on: the groups' members, rules, and which parameters share counts and multipliers."""
         parts = []
         for group in self.param_groups:
-            keys: list[Any] = []
-            if group.get("lr_multipliers"):
-                keys = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
-            elif self.state:
-                keys = self._counts(group)
-            parts.append((self.rule(group).row.name, tuple([p._storage.uid for p in group["params"]]), _pattern(keys)))
+            uids = tuple([p._storage.uid for p in group["params"]])
+            parts.append((self.rule(group).row.name, uids, self._sharing(group) if self.state or "lr_multipliers" in group else ()))
         return tuple(parts)
+
+    def _sharing(self, group: ParamGroup) -> tuple[int, ...]:
+        """Which parameters of a group share counts and multipliers."""
+        counts: list[Any] = self._counts(group) if self.state else []
+        if group.get("lr_multipliers"):
+            counts = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
+        return _pattern(counts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -164,7 +164,7 @@ def test_two_signatures_take_turns() -> None:
     for i in range(1, 7):
         step(mg.full((1 + i % 2, 4), float(i)))
         assert p.grad.tolist() == [float(i) * (1 + i % 2)] * 4
-        assert p.grad._storage.buffer is step.session(mg.full((1 + i % 2, 4), 0.0)).outputs[0].bound
+        assert p.grad._storage.buffer is step.session(mg.full((1 + i % 2, 4), 0.0)).results[0]
 
 
 def test_a_failing_run_leaves_the_gradient(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_failing_run_leaves_the_gradient(training: Training, monkeypatch: pyte
         raise mg.DeviceError("made up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(frozen, "run", fails)
+        patch.setattr(frozen, "run_locked", fails)
         with pytest.raises(mg.DeviceError, match="made up"):
             training.step()
     np.testing.assert_array_equal(training.weight.grad.numpy(), values)
@@ -195,7 +195,7 @@ def test_the_losses_of_steps_share_no_hooks(training: Training) -> None:
 
 def test_ctrl_c_after_the_work_was_submitted_tells_the_versions(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = training.step.session().frozen
-    run, grad, weight = frozen.run, training.weight.grad._storage, training.weight._storage
+    run, grad, weight = frozen.run_locked, training.weight.grad._storage, training.weight._storage
     before = grad.version, weight.version
     del grad
 
@@ -204,7 +204,7 @@ def test_ctrl_c_after_the_work_was_submitted_tells_the_versions(training: Traini
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(frozen, "run", late)
+        patch.setattr(frozen, "run_locked", late)
         with pytest.raises(KeyboardInterrupt):
             training.step()
     assert weight.version == before[1] + 1

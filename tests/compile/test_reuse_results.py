@@ -273,7 +273,7 @@ def test_a_failing_run_leaves_results_that_are_held(f: Any, monkeypatch: pytest.
         raise mg.DeviceError("made up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(frozen, "run", fails)
+        patch.setattr(frozen, "run_locked", fails)
         for _ in range(2):
             with pytest.raises(mg.DeviceError, match="made up"):
                 f(full(2.0))
@@ -358,10 +358,31 @@ def test_ctrl_c_while_a_set_is_taken_up(monkeypatch: pytest.MonkeyPatch) -> None
         assert [f(x)[0, 0].item() for x in (*xs, *xs)] == [0, 2, 4, 0, 2, 4]
 
 
+@pytest.mark.usefixtures("patient")
+def test_buffers_of_sets_in_turns_know_the_submits_that_use_them() -> None:
+    """What was marked when a set was last used still holds when it is taken up again, and only then."""
+    f, recorder = mg.compile(double), mg.device().recorder
+    held, alone, since = None, set(), 0  # buffers of a run that was submitted alone, and that submit
+    for i in range(40):
+        held = f(full(float(i)))
+        frozen = f.session(held).frozen
+        if recorder.runs:
+            assert {b.epoch for b in frozen.using} == {recorder.epoch}
+        assert all(b.epoch >= since for b in alone)
+        if i % 7 == 3:
+            mg.device().flush()
+        if i % 11 == 5:
+            frozen._run_now()
+            alone, since = set(frozen.using), recorder.epoch - 1
+    assert since > 0
+    assert held is not None
+    assert held.tolist() == [[78.0] * 5] * 3
+
+
 def test_a_run_that_fails_after_it_was_submitted(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = full(1.0)
     frozen = f.session(x).frozen
-    run = frozen.run
+    run = frozen.run_locked
 
     def late() -> None:
         run()
@@ -370,7 +391,7 @@ def test_a_run_that_fails_after_it_was_submitted(f: Any, monkeypatch: pytest.Mon
     for i in range(3):
         f(x)
         with monkeypatch.context() as patch:
-            patch.setattr(frozen, "run", late)
+            patch.setattr(frozen, "run_locked", late)
             with pytest.raises(mg.DeviceError, match="made up"):
                 f(full(2.0))
         y = f(full(3.0 + i))
