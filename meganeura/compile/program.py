@@ -164,7 +164,9 @@ class Program:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice. `bound`: the
         storages of the leaves, if they are dense and share no memory with each other or with the function's own tensors."""
         session = self.session or self.ensure_session()
-        old = [target_of(t, leaves).grad for t in self.old] if self.old else []
+        if bound is not None and self.usual:
+            return self._run_usual(session, leaves, bound)
+        old = [target_of(t, leaves).grad for t in self.old]
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
