@@ -15,11 +15,11 @@ from typing import Any
 from .. import config, dispatch
 from ..errors import MeganeuraError, TraceError
 from ..provenance import site
+from ..quiet import paused
 from ..storage import Layout, Storage
 from ..tensor import Tensor, state_epoch
 from . import debugging
 from .arguments import hooks_of, is_dense, same_storage
-from .collector import paused
 from .egraph import needs_egglog
 from .guard import Guard
 from .ir import Graph

@@ -8,12 +8,15 @@ groups are plain dicts, so they are compared every time.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ..storage import Storage
 from ..tensor import Tensor, state_epoch
 from .arguments import hooks_of, is_whole
-from .record import Record
+from .record import Concrete, Record
 
 
 def target_of(target: int | Tensor, leaves: Sequence[Tensor]) -> Tensor:
@@ -40,6 +43,7 @@ class Guard:
         self.shared = {numbers[c]: t for c, t in record.trace.shared.items()}
         self.uids = {t._storage.uid for t, *_ in self.tensors}
         self.names = record.names
+        self.shown = [pair for t in _as_they_are(record) for pair in _sharers(t)]
 
     def broken(self, leaves: Sequence[Tensor]) -> str:
         """What changed since the trace, or which argument the trace knows otherwise."""
@@ -86,12 +90,27 @@ class Guard:
                 return f"requires_grad of a tensor of shape {list(tensor.shape)} is now {tensor.requires_grad}"
             if hooks_of(tensor) != hooks:
                 return f"the hooks of a tensor of shape {list(tensor.shape)}"
+        for known, storage in self.shown:
+            other = known()
+            if other is not None and other._storage is not storage:
+                return f"a tensor of shape {list(other.shape)} has other memory, and what the function returned shows the old one"
         for owner, fingerprint in self.owners:
             if _fingerprint(owner) != fingerprint:
                 return f"the attributes of a {type(owner).__name__}"
         self.epoch = epoch
         self.uids = {t._storage.uid for t, *_ in self.tensors}
         return ""
+
+
+def _as_they_are(record: Record) -> list[Tensor]:
+    """Tensors that every call hands out as they are: from outside, or views of these that the function made."""
+    handed = (*record.results, *(e.after for e in record.effects))
+    return [r.tensor for r in handed if isinstance(r, Concrete) and r.tensor is not None]
+
+
+def _sharers(t: Tensor) -> list[tuple[Any, Storage]]:
+    """Weakly, the other tensors over a tensor's memory, and that: it may be a view of one of them, whose `.data` may be replaced."""
+    return [(weakref.ref(o), t._storage) for o in gc.get_referrers(t._storage) if isinstance(o, Tensor) and o is not t]
 
 
 def _pattern(grads: Sequence[Tensor | None]) -> list[int]:

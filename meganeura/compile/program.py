@@ -15,6 +15,7 @@ from ..autodiff import Node as TapeNode
 from ..autodiff import edge_of
 from ..errors import TraceError
 from ..provenance import site
+from ..quiet import resume, stopping
 from ..storage import Layout, Storage
 from ..tensor import Tensor
 from .again import Again
@@ -163,14 +164,24 @@ class Program:
     ) -> Any:
         """One call. `args` and `kwargs`: the trees that the leaves come from, in case it is differentiated twice. `bound`: the
         storages of the leaves, if they are dense and share no memory with each other or with the function's own tensors."""
-        session = self.session or self.ensure_session()
-        if bound is not None and self.usual:
-            return self._run_usual(session, leaves, bound)
+        session = self.ensure_session()
+        quiet: list[bool] = []
+        try:
+            quiet.extend(stopping())  # a finalizer might call this again, and reuse what is about to be
+            if bound is not None and self.usual:
+                return self._run_usual(session, leaves, bound)
+            return self._run_any(session, leaves, sources, args, kwargs or {}, bound)
+        finally:
+            resume(quiet)
+
+    def _run_any(
+        self, session: Session, leaves: Sequence[Tensor], sources: Sequence[int], args: Any, kwargs: Any, bound: list[Storage] | None
+    ) -> Any:
         old = [target_of(t, leaves).grad for t in self.old]
         for number, wanted in self.flags.items():
             leaves[number].requires_grad_(wanted)
         given = [t._storage for t in self.states]  # it grows in the order of `_slots`
-        again = Again(self, args, kwargs or {}, leaves, given) if self.roots and self.error is None else None
+        again = Again(self, args, kwargs, leaves, given) if self.roots and self.error is None else None
         copied: list[bool] = []
         if bound is None or self.grad_of:
             given += [_grad_storage(effect, leaves) for _, effect in self.grad_of]
@@ -184,7 +195,7 @@ class Program:
         kept: list[Storage | None] = [None] * len(session.outputs)
         keep_gradients(self.replaced, leaves, session.results, kept)  # last: what it sets off, or a function above, may call this again
         keep_results(self.handed, kept)
-        given += session.run([given[k] for k in self.input_slots], numbers, kept)
+        given += session.run_quiet([given[k] for k in self.input_slots], numbers, kept)
         if True in copied:
             self._copy_back(leaves, bound, copied)
         node = self._node(leaves, given, numbers, again) if self.roots else None
@@ -212,7 +223,7 @@ class Program:
         kept: list[Storage | None] = [None] * len(session.outputs)
         keep_gradients(self.replaced, leaves, session.results, kept)
         keep_results(self.handed, kept)
-        made = session.run([given[k] for k in self.input_slots], numbers, kept)
+        made = session.run_quiet([given[k] for k in self.input_slots], numbers, kept)
         node = self._spent_node() if self.roots else None
         tensors = [last.hand_out(made[last.own], node) for last in self.handed]
         if None in kept:

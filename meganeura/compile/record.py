@@ -221,7 +221,7 @@ def _run(fn: Callable[..., Any], args: Any, leaves: Sequence[Tensor], sources: S
 
     _check_result(result)
     template = rebuild(result, Tensor, describe)
-    if any(id(t) in found and id(t) not in numbers for t in tape_leaves(roots)):
+    if any(isinstance(found.get(id(t)), Made) for t in tape_leaves(roots)):
         raise TraceError(
             f"compiled code returned a leaf that it made, and a result with history that depends on it\n  at {site()}\n"
             f"  make the leaf outside and pass it, or call backward() inside"

@@ -20,10 +20,10 @@ from ..dispatch import HostScalar
 from ..errors import MeganeuraError
 from ..gpu.replay import Frozen
 from ..kernels.kernel import STATUS
+from ..quiet import paused
 from ..storage import Storage
 from . import debugging
 from .cache import planned
-from .collector import paused
 from .export import export
 from .ir import Cell, Graph
 from .plan import Plan
@@ -199,7 +199,12 @@ class Session:
 
     def run(self, inputs: Sequence[Storage], numbers: Sequence[Any], kept: Sequence[Storage | None]) -> list[Storage]:
         """Replay on these inputs (in the order of graph.inputs) and host numbers. Returns a storage an output cell: that of
-        `kept`, which this session made in a run before and which is overwritten now, or a new one."""
+        `kept`, which this session made in a run before and which is overwritten now, or a new one; `kept` itself if none is new."""
+        with paused():  # a finalizer might call this again, and what is bound would be its
+            return self.run_quiet(inputs, numbers, kept)
+
+    def run_quiet(self, inputs: Sequence[Storage], numbers: Sequence[Any], kept: Sequence[Storage | None]) -> list[Storage]:
+        """The same where no collections happen."""
         device = self.device
         with device.lock:
             now, recorder = [s.buffer for s in inputs], device.recorder
@@ -231,6 +236,7 @@ class Session:
                     self._replay()
                 elif self.steps:
                     frozen.run_locked()
+                self._changed(inputs, kept)
             except BaseException:  # also Ctrl-C: the buffers are for the next run
                 if frozen is not None and (recorder.epoch, frozen.noted) != begun:  # some of it was submitted, or noted
                     self._changed(inputs, kept)
@@ -239,7 +245,6 @@ class Session:
                         o.free.append(buffer)
                 raise
             self.runs += 1
-            self._changed(inputs, kept)
             made: list[Any] = kept  # type: ignore[assignment]
             if fresh:
                 made = [o.storage(b) if old is None else old for o, b, old in zip(self.outputs, outputs, kept)]

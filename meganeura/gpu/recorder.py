@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DeviceError
+from ..quiet import paused
 from ..spans import span
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Prepared, Step
@@ -141,6 +142,7 @@ class Recorder:
                 self._flush()
 
     def _note(self, step: Step, operands: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
+        epoch = self.epoch
         key = step.pick(operands)
         group = step.groups.get(key)
         if group is None:
@@ -152,11 +154,14 @@ class Recorder:
             pack_scalars(step, self.host, slot * SCALAR_BLOCK, scalars)
             place = self.places[slot]
         buffers = group.buffers
-        epoch = self.epoch
         for b in buffers:
             b.epoch = epoch
         x, y, z = step.grid
-        self.records.append((step.pipeline.handle, group.handle, place, x, y, z, step, buffers, site, op_name))
+        record = (step.pipeline.handle, group.handle, place, x, y, z, step, buffers, site, op_name)
+        if self.epoch != epoch:  # a finalizer that the garbage collector ran has submitted: the place of the numbers is another's now
+            self._note(step, operands, scalars, site, op_name)
+            return
+        self.records.append(record)
         self.counters.dispatches += 1
 
     def _note_steps(self, prepared: Prepared, buffers: Sequence[Any], scalars: Sequence[Any], site: Any, op_name: str) -> None:
@@ -262,10 +267,11 @@ class Recorder:
 
     def _flush(self, copies: Sequence[Copy] = ()) -> None:
         """Submit what is noted, also inside another op's record: what does not encode waits for the next synchronising call."""
-        if self.records or copies:
-            self.submit([self.finished(copies)[0]])
-        elif self.uploaded > 0:
-            self.submit([])
+        with paused():  # what a finalizer notes must not come between what is encoded and what counts as sent
+            if self.records or copies:
+                self.submit([self.finished(copies)[0]])
+            elif self.uploaded > 0:
+                self.submit([])
 
     def finished(self, copies: Sequence[Copy] = ()) -> tuple[Any, Exception | None]:
         """The noted records as a command buffer to submit now, without those that do not encode, and their error."""
@@ -280,7 +286,10 @@ class Recorder:
             failure = self._sort_out(self.records, error)
             self.error = self.error or failure
             self._keep_unrecorded(noted, len(self.records))
-            return self.encode(self.records, copies), failure
+            try:
+                return self.encode(self.records, copies), failure
+            except self.native.errors as again:
+                raise self.device.translate(again, "submitting", None) from again
 
     def _leave_out_unusable(self) -> Exception | None:
         """Drop the records on adopted buffers that their owners took back; the first one's error."""
@@ -339,7 +348,7 @@ class Recorder:
         """
         device = self.device
         if self.slot:
-            self.native.write(device.queue, self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
+            self.write_numbers(self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
         if self.timer is not None:
             self.timer.submitting(commands)
         sent: list[None] = []
@@ -366,6 +375,13 @@ class Recorder:
             self.native.release_bind_group(self.dead.pop())
         if self.epoch % TOKEN_EVERY == 0:
             self.tokens.append((self.epoch - 1, self.native.work_done(device.queue)))
+
+    def write_numbers(self, ring: Any, offset: int, data: Any, nbytes: int) -> None:
+        """Bytes into a buffer of scalar blocks, ahead of the next submit."""
+        try:
+            self.native.write(self.device.queue, ring, offset, data, nbytes)
+        except self.native.errors as error:
+            raise self.device.translate(error, "writing the numbers of dispatches", None) from error
 
     def _keep_unrecorded(self, noted: int, left: int = 0) -> None:
         """Of the buffers handed out since the last submit remember those that none of the `noted` records came after."""

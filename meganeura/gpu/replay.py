@@ -7,7 +7,6 @@ that cannot run leaves nothing half done.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Container, Mapping, Sequence
 from time import perf_counter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
 from ..kernels.kernel import STATUS, Launch
+from ..quiet import resume, stopping
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Step
 from .pool import Buffer
@@ -75,7 +75,7 @@ class Frozen:
         self.uses_status = any(s.status for s in self.steps)
         self.notes: dict[int, list[Record]] = {}  # records of a run, by the copy of the numbers that they read
         self.stale: dict[int, set[int]] = {}  # which of them were made for other buffers
-        self.sets: dict[Any, list[Any]] = {}  # what depends on the buffers, as it was remembered
+        self.sets: dict[Any, list[Any]] = {}  # what depends on the buffers, as it was remembered; last what was then `marked`
         self.present: Any = None  # which of them was remembered or recalled last,
         self.kept = False  # and whether that is what is used now, and must be copied before it changes
         self.chunks: list[list[Entry]] = []
@@ -208,11 +208,11 @@ class Frozen:
     def recall(self, key: Any) -> bool:
         """Use the buffers that were noted as `key`, unless one of them was destroyed since. Returns whether they are used."""
         with self.device.lock:
-            found = self.sets.pop(key, None)
-            if found is None or self.lost:
+            found = None if self.lost else self.sets.pop(key, None)
+            if found is None:
                 return False
             epoch, marked = self.device.recorder.epoch - 1, self.marked
-            if marked < epoch:  # else all that was submitted or noted is what they know of
+            if marked < epoch:  # they may not know of the last submit
                 for b in self.using:
                     if b.epoch < epoch:  # noqa: PLR1730  max() takes three times as long, at every call of a compiled step
                         b.epoch = epoch
@@ -336,7 +336,7 @@ class Frozen:
             copy, size = self.copy % SHARED + 1, len(self.host)
             if self.read.get(copy) == recorder.epoch:  # after an error or Ctrl-C in a submit
                 recorder._flush()
-            self.device.native.write(self.device.queue, self.ring, copy * size, self.host, size)
+            recorder.write_numbers(self.ring, copy * size, self.host, size)
             self.copy, self.copied = copy, True
         records = self._noted()
         epoch = recorder.epoch
@@ -403,10 +403,10 @@ class Frozen:
 
     def _before(self) -> list[Any]:
         """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
-        device, recorder = self.device, self.device.recorder
+        recorder = self.device.recorder
         low, high = self.dirty
         if high > low:
-            device.native.write(device.queue, self.ring, low, memoryview(self.host)[low:high], high - low)
+            recorder.write_numbers(self.ring, low, memoryview(self.host)[low:high], high - low)
             self.dirty = (0, 0)
         if not recorder.records:
             return []
@@ -456,9 +456,10 @@ class Frozen:
     def _encode_fast(self, entries: list[Entry]) -> Any:
         n, null, scalars = self.device.native, self.device.native.NULL, self.scalar_group
         set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
-        collecting, encoder = gc.isenabled(), None
+        encoder: Any = None
+        quiet: list[bool] = []
         try:
-            gc.disable()
+            quiet.extend(stopping())
             encoder = n.create_encoder(self.device.handle, null)
             cpass = n.begin_pass(encoder, null)
             try:
@@ -476,8 +477,7 @@ class Frozen:
                 n.release_pass(cpass)
             return n.finish(encoder)
         finally:
-            if collecting:
-                gc.enable()
+            resume(quiet)
             if encoder is not None:
                 n.release_encoder(encoder)
 

@@ -201,15 +201,16 @@ class Optimizer:
         parts = []
         for group in self.param_groups:
             uids = tuple([p._storage.uid for p in group["params"]])
-            parts.append((self.rule(group).row.name, uids, self._sharing(group) if self.state or "lr_multipliers" in group else ()))
+            parts.append((self.rule(group).row.name, uids, self._sharing(group) if self.state or group.get("lr_multipliers") else ()))
         return tuple(parts)
 
-    def _sharing(self, group: ParamGroup) -> tuple[int, ...]:
-        """Which parameters of a group share counts and multipliers."""
-        counts: list[Any] = self._counts(group) if self.state else []
-        if group.get("lr_multipliers"):
-            counts = list(zip(self._counts(group), (f.value for f in factors(group)), strict=True))
-        return _pattern(counts)
+    def _sharing(self, group: ParamGroup) -> tuple[Any, ...]:
+        """Which parameters of a group share counts and multipliers, and by which prefixes they have these: a step looks up their values."""
+        counts = self._counts(group)
+        if not group.get("lr_multipliers"):
+            return _pattern(counts)
+        found = factors(group)
+        return *(f.prefix for f in found), *_pattern(list(zip(counts, (f.value for f in found), strict=True)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -190,3 +190,29 @@ def test_another_kind_of_argument_where_gradients_are_read() -> None:
     g = warm(f, mg.ones(3))
     assert g(5.0) == 6.0
     assert g(mg.ones(3)).tolist() == [2] * 3
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "detached": lambda w: w.detach(),
+    "a slice": lambda w: w[:2],
+    "a view": lambda w: w.view(2, 2),
+    "itself": lambda w: w,
+}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_results_that_show_a_tensor_from_outside(view: Callable[[Any], Any], alone: bool) -> None:
+    """They follow it to other memory."""
+    w = nn.Parameter(mg.ones(4))
+    f = warm((lambda x: (view(w), x * 2)) if alone else (lambda x: (view(w), x + w)), mg.zeros(4))
+    for value in (5.0, 6.0):
+        with mg.no_grad():
+            w.data = mg.full((4,), value)
+        shown, made = f(mg.zeros(4))
+        assert set(shown.detach().reshape(-1).tolist()) == {value}
+        assert set(made.detach().tolist()) == {0.0 if alone else value}
+        if not alone:
+            made.sum().backward()
+            assert w.grad.tolist() == [1.0] * 4
+            w.grad = None

@@ -375,3 +375,18 @@ def test_a_gradient_of_an_argument_with_history_is_dropped() -> None:
 
     for _ in range(3):
         assert drop(mg.ones(3, requires_grad=True) * 2).tolist() == [4.0] * 3
+
+
+def test_ctrl_c_while_versions_are_counted(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, weight = training.step.session(), training.weight._storage
+    counted, before = type(session)._changed, weight.version
+
+    def struck(*args: Any) -> None:
+        monkeypatch.setattr(type(session), "_changed", counted)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(session), "_changed", struck)
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+    assert weight.version == before + 1
+    training.checked()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,3 +201,21 @@ def test_closing_and_dropping_lets_go(device: gpu.Device) -> None:
     device.drain()
     assert device.memory().bind_groups == groups - 5
     device.flush()
+
+
+def test_numbers_that_cannot_be_written(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's refusal is a DeviceError, and what was noted goes with the next submit."""
+    x = upload(device, np.ones(64, np.float32))
+    y = device.alloc(256)
+    frozen = Frozen(device, [(scale_launch(64), (x, y), None)], [("scale", "x.py:1")])
+    frozen.set_scalars(0, (3.0, 0.0))
+
+    def refused(*_: Any) -> None:
+        raise device.native.errors[0]("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.native, "write", refused)
+        with pytest.raises(DeviceError, match="numbers of dispatches\nmade up"):
+            frozen.run()
+    frozen.run()
+    assert floats(device, y, 64).tolist() == [3.0] * 64

@@ -121,3 +121,41 @@ def test_lr_multipliers() -> None:
     assert compiled.traces == 2
     for a, b in zip(_values(net), _values(other), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (None, {"": 0.5}),
+        ({}, {"": 0.5}),
+        ({"": 0.5}, {}),
+        ({"": 0.5}, {"w": 0.25, "b": 0.25}),
+        ({"w": 0.5}, {"we": 0.25}),
+        ({"w": 0.5}, {"b": 0.25}),
+        ({"w": 0.5, "b": 0.25}, {"we": 0.5, "bi": 0.25}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_lr_multipliers_by_other_prefixes(kind: str, first: dict[str, float] | None, then: dict[str, float]) -> None:
+    """A step that was traced with a prefix does not go on with it, nor without one."""
+    found = []
+    for compiled in (False, True):
+        net = nn.Linear(1, 1)
+        nn.init.ones_(net.weight)
+        nn.init.ones_(net.bias)
+        opt = OPTIMIZERS[kind](net.named_parameters())
+
+        def plain(net: Any = net, opt: Any = opt) -> None:
+            opt.zero_grad()
+            (net.weight.sum() + net.bias.sum()).backward()
+            opt.step()
+
+        step = mg.compile(plain) if compiled else plain
+        for table in (first, then):
+            if table is not None:
+                opt.set_lr_multipliers(table)
+            for _ in range(3):
+                step()
+        found.append(_values(net))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
