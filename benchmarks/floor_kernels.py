@@ -13,7 +13,7 @@ import lzma
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,6 +145,7 @@ def _attention(heads: int, kv: int, positions: int, size: int) -> Ours:
 
 OURS: dict[str, Callable[..., Ours]] = {
     "matmul": _matmul,
+    "packed matmul": _matmul,
     "conv": _conv,
     "softmax": _softmax,
     "layer norm": _layer_norm,
@@ -161,7 +162,16 @@ def ours(problem: Problem, profile: Profile) -> tuple[Side, dict[str, Layout]]:
     """The library's kernels for a problem, and the layouts of their operands by name."""
     call, names, scalars = OURS[problem.op](*problem.sizes)
     layouts = {n: x for n, x in zip(names, (*call.inputs, *call.outputs), strict=True) if x is not None}
-    return Side("ours", lower(call, profile), tuple(names), scalars), layouts
+    side = Side("ours", lower(call, profile), tuple(names), scalars)
+    return _last(side) if problem.op == "packed matmul" else side, layouts
+
+
+def _last(side: Side) -> Side:
+    """A product without the launches before it that each copy an operand into panels: it is given those."""
+    *copies, product = side.lowered.launches
+    panels = {launch.bindings[1]: f"{side.names[launch.bindings[0]]} panels" for launch in copies}
+    names = tuple(panels.get(b) or side.names[b] for b in product.bindings)
+    return Side(side.label, Lowered((replace(product, bindings=tuple(range(len(names)))),)), names, side.scalars)
 
 
 # --- theirs ---

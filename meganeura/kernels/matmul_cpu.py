@@ -35,18 +35,21 @@ class Tile:
 ARGS = "@builtin(workgroup_id) w: vec3<u32>, @builtin(subgroup_invocation_id) lane: u32, @builtin(subgroup_id) sub: u32"
 
 
-def gemm(tile: Tile, f: Form, profile: Profile) -> str:
-    """Grid: (ceil(N / cols), ceil(M / rows), matrices), one subgroup a workgroup."""
+def gemm(tile: Tile, f: Form, team: int, profile: Profile) -> str:
+    """Grid: (ceil(N / cols) / team, ceil(M / rows), matrices); a workgroup is a team of subgroups with tiles side by side."""
     value = f.types.value
     setup_a, load_a, next_a = _row_operand(tile, f)
-    setup_b, load_b, next_b = _lane_operand(tile, f)
+    across = "w.x" if team == 1 else "across"
+    setup_b, load_b, next_b = _lane_operand(tile, f, across)
     accs = [[f"c{i}_{j}" for j in range(tile.wide)] for i in range(tile.rows)]
-    body = [f"let r = w.y * {tile.rows}u; let c = w.x * {tile.cols}u;", *matrix_place("w.z"), *setup_a, *setup_b]
+    body = [] if team == 1 else [f"let across = w.x * {team}u + sub;"]
+    body += [f"let r = w.y * {tile.rows}u; let c = {across} * {tile.cols}u;"]
+    body += [*matrix_place("w.z"), *setup_a, *setup_b]
     body += ["".join(f"var {c} = {value}();" for c in row) for row in accs]
     body += ["var k = 0u;", "loop {", *load_a, *load_b, *_products(tile, f)]
     body.append(f"continuing {{ k += {STEP}u; {next_a}{next_b}break if k >= p.k; }} }}")
     body += _stores(tile, f, accs)
-    return module(profile, f, [f"@compute @workgroup_size({LANES}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
+    return module(profile, f, [f"@compute @workgroup_size({LANES * team}) fn main({ARGS}) {{", *body, "}"], subgroups=True)
 
 
 def _guard(f: Form, k: str) -> str:
@@ -111,13 +114,13 @@ def _broadcast(tile: Tile, f: Form, i: int, q: int) -> str:
     return f"subgroupBroadcast(x{i // LANES}.{XYZW[q]}, {i % LANES}u)"
 
 
-def _lane_operand(tile: Tile, f: Form) -> tuple[list[str], list[str], str]:
-    """Setup, loads and increments of the operand of which a lane holds `wide` neighbouring columns."""
+def _lane_operand(tile: Tile, f: Form, across: str) -> tuple[list[str], list[str], str]:
+    """Setup, loads and increments of the operand of which a lane holds `wide` neighbouring columns; `across`: the tile's number."""
     dtype, value = f.types.b, f.types.value
     if f.b == "f4":
         return _lane_rows(f)
     if f.b == "p4":
-        setup, after = _counted(["b_panel"], ["b_at + w.x * p.b_free + lane * 4u"], PANEL)
+        setup, after = _counted(["b_panel"], [f"b_at + {across} * p.b_free + lane * 4u"], PANEL)
         return setup, [f"let y{j} = b[b_panel + {j}u];" for j in range(4)], after
     first = f"c + lane * {tile.wide}u"
     names, ats = [f"b{j}" for j in range(tile.wide)], [f"b_at + min({first} + {j}u, p.n - 1u) * p.b_free" for j in range(tile.wide)]
@@ -286,8 +289,14 @@ def plan(p: Problem, profile: Profile, temps: list[int]) -> list[Launch]:
     if tile == PACKED:
         q, launches = _pack(q, profile, temps)
     g = form(q, tile)
-    grid = (-(-q.n // tile.cols), -(-q.m // tile.rows))
-    return [*launches, _launch("gemm", tile, g, q, grid, lambda profile: gemm(tile, g, profile))]
+    across, down = -(-q.n // tile.cols), -(-q.m // tile.rows)
+    team = TEAM if across % TEAM == 0 and across * down * q.matrices >= TILES else 1
+    grid = (across // team, down)
+    return [*launches, _launch("gemm", tile, g, q, grid, lambda profile: gemm(tile, g, team, profile), team)]
+
+
+TEAM = 4  # subgroups of a workgroup whose tiles share rows, which makes 512^3 1.5 % faster and 1024^3 2 %
+TILES = 256  # from which on they do; fewer would leave threads without work
 
 
 PACKED = Tile(PANEL, PANEL // LANES)
@@ -348,7 +357,9 @@ def _portable(p: Problem) -> Launch:
     return _launch("portable", None, f, p, grid, lambda profile: portable(f, profile))
 
 
-def _launch(name: str, tile: Tile | None, f: Form, p: Problem, grid: tuple[int, int], source: Callable[[Profile], str]) -> Launch:
-    kernel = Kernel(("matmul", name, tile, f), source, f.access, label=f"matmul_{name}", scalars=f.scalars, trusted=True)
+def _launch(
+    name: str, tile: Tile | None, f: Form, p: Problem, grid: tuple[int, int], source: Callable[[Profile], str], team: int = 1
+) -> Launch:
+    kernel = Kernel(("matmul", name, tile, f, team), source, f.access, label=f"matmul_{name}", scalars=f.scalars, trusted=True)
     bindings = (p.a.binding, p.b.binding, *p.bindings(f.out))
     return Launch(kernel, bindings, (*grid, p.matrices), p.params(f.accesses), p.scalars(), p.ranges())

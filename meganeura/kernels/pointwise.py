@@ -25,6 +25,12 @@ from . import template as T
 from .kernel import Call, Kernel, Launch, Lowered, Profile
 
 MAX_RANK = 8
+# Runs on software Vulkan. A subgroup without work costs some 20 ns, so few quads take a small workgroup. Many quads of few operands gain
+# from four an invocation in workgroups of 128, which build twice as long; with one operand, from loading all four before the first store.
+BRIEF = 128  # quads that a workgroup of 64 makes alone
+LONG = 1 << 18  # quads
+STREAMS = 4  # vec4s an item loads and stores
+SHORT = 700  # characters
 PROVIDED = {"index": "u32", "block": "u32", "lane": "u32"}
 
 Statement = tuple[str, str, str]  # name, WGSL type, expression
@@ -58,6 +64,8 @@ class Form:
     tile: int  # the dimension of which an invocation makes four, or -1
     fast: bool  # coordinates by reciprocals
     per: int  # items (tiles, quads or elements) an invocation
+    size: int  # invocations of a workgroup
+    swift: bool  # an invocation whose items all exist tests that once and loads first; the others make theirs in a loop
 
 
 def lower(call: Call, profile: Profile) -> Lowered:
@@ -222,6 +230,9 @@ class _Plan:
         )
         cpu = self.profile.family == "cpu"
         items = self.call.outputs[0].numel // (16 if tile >= 0 else 4 if quads else 1)
+        run = bool(quads and len(self.shape) == 1 and T.lanes(self.profile))
+        streams = accesses.count("v")
+        long = run and items >= LONG and streams <= STREAMS and not {*accesses} - {"v", "s"} and self._short()
         return Form(
             self.statements,
             self.results,
@@ -235,8 +246,15 @@ class _Plan:
             bool(quads and self.shape[-1] % 4),
             tile,
             cpu and len(self.shape) > 1 and items < T.MAX_RECIPROCAL // 2,
-            2 if cpu and tile < 0 else 1,
+            4 if long else 2 if cpu and tile < 0 else 1,
+            128 if long else 64 if run and items <= BRIEF else T.WORKGROUP,
+            long and accesses[: self.n_reads].count("v") <= 1,
         )
+
+    def _short(self) -> bool:
+        """Whether the statements take so little code that it may be written out five times."""
+        code = "".join(expr for _, _, expr in self.statements)
+        return len(code) + len(T.prelude(code)) <= SHORT
 
     def _tiled(self, accesses: list[str]) -> tuple[int, list[str]]:
         """The dimension to tile and the accesses then, or -1 and the accesses as they are.
@@ -338,7 +356,7 @@ class _Plan:
             assert operand.shifted or offset == 0
             values += self._addressing(k, operand, offset)
         bindings = tuple(self.where[self.slot_of.index(s)] for s in range(len(self.slots)))
-        groups = -(-items // (T.WORKGROUP * form.per))
+        groups = -(-items // (form.size * form.per))
         return Launch(kernel, bindings, T.grid(groups), T.pack(values), T.scalar_entries(self.call, form.scalars), ranges)
 
     def _sizes(self) -> list[int]:
@@ -412,46 +430,68 @@ def provided(form: Form) -> list[str]:
 
 def _main(form: Form, profile: Profile) -> str:
     n = T.lanes(profile)
-    out = T.entry(profile)
+    out = T.entry(profile, form.size)
     if form.per == 1:
         return out + "  let i0 = group * 256u + local;\n" + _item(form, "i0") + "}\n"
-    step = n or T.WORKGROUP  # items of a subgroup lie together: sid * per * n + e * n + lane
-    first = f"group * {T.WORKGROUP * form.per}u + " + (f"sid * {n * form.per}u + lane" if n else "local")
+    step = n or form.size  # items of a subgroup lie together: sid * per * n + e * n + lane
+    first = f"group * {form.size * form.per}u + " + (f"sid * {n * form.per}u + lane" if n else "local")
     out += f"  let i0 = {first};\n"
+    if form.swift:
+        return out + _swift(form, step) + "}\n"
     for e in range(form.per):
         name = f"i{e}"
         out += (f"  let {name} = i0 + {e * step}u;\n" if e else "") + _item(form, name)
     return out + "}\n"
 
 
+def _swift(form: Form, step: int) -> str:
+    """All items of an invocation if the last of them exists, else those that do, in a loop that tests at its end."""
+    last = f"(i0 + {(form.per - 1) * step}u)"
+    out = f"  if ({f'{last} * 4u + 4u <= p.count' if form.tail else f'{last} < p.items'}) {{\n"
+    for e in range(form.per):
+        out += f"    let q{e}_c0 = i0 + {e * step}u;\n"
+        for k, operand in enumerate(form.reads):
+            out += f"    let q{e}_x{k} = b{operand.slot}[{_address(form, k, operand, f'q{e}_c')}];\n"
+    for e in range(form.per):
+        out += f"  {{\n    let i = q{e}_c0;\n{_made(form, 'i', f'q{e}_')}  }}\n"
+    out += "  } else if (i0 < p.items) {\n  var i = i0;\n  loop {\n" + _made(form, "i")
+    return out + f"    continuing {{ i = i + {step}u; break if i >= p.items; }}\n  }}\n  }}\n"
+
+
 def _item(form: Form, i: str) -> str:
-    """The statements that make item (quad or element) number `i`."""
+    """The statements that make item (quad or element) number `i` if it exists."""
+    return f"  if ({i} < p.items) {{\n{_made(form, i)}  }}\n"
+
+
+def _made(form: Form, i: str, ahead: str = "") -> str:
+    """The statements that make item number `i`. ahead: it is known to be full, and what it reads was loaded under this prefix."""
     reads, writes = form.reads, form.writes
     reciprocals = [f"p.r{d}" for d in range(form.rank)] if form.fast else []
     coords = T.decompose(i, [f"p.n{d}" for d in range(form.rank)], "c", reciprocals) if form.rank > 1 else f"let c0 = {i};"
-    out = f"  if ({i} < p.items) {{\n    {coords}\n"
+    out = f"    {coords}\n"
     for k, operand in enumerate((*reads, *writes)):
         out += f"    let a{k} = {_address(form, k, operand)};\n"
     for k, operand in enumerate(reads):
-        out += "".join(f"    let {name} = b{operand.slot}[{at}];\n" for name, at in _loads(form, k, operand))
+        for name, at in _loads(form, k, operand):
+            out += f"    let {name} = {f'{ahead}{name}' if ahead else f'b{operand.slot}[{at}]'};\n"
     for row in range(4 if form.tile >= 0 else 1):
         for lane in range(form.width):
             out += f"    let e{row * 4 + lane} = element({', '.join(_arguments(form, i, lane, row))});\n"
     for k, operand in enumerate(writes):
-        out += _write(form, k, operand, i)
-    return out + "  }\n"
+        out += _write(form, k, operand, i, bool(ahead))
+    return out
 
 
-def _address(form: Form, k: int, operand: Operand) -> str:
-    """The entry of an operand's array at which item (c0, c1...) starts."""
+def _address(form: Form, k: int, operand: Operand, c: str = "c") -> str:
+    """The entry of an operand's array at which item (c0, c1...) starts; `c`: what coordinates are called."""
     terms = [f"p.o{k}"] if operand.shifted else []
     steps = stepped(form, operand)
     for d in range(form.rank):
         many = (form.width == 4 and d == form.rank - 1) or d == form.tile  # the item spans four of this dimension
         if d in steps:
-            terms.append(f"c{d} * {'4u * ' if many else ''}p.s{k}_{d}")
+            terms.append(f"{c}{d} * {'4u * ' if many else ''}p.s{k}_{d}")
         elif operand.access != "s":
-            terms.append(f"c{d}")
+            terms.append(f"{c}{d}")
     return " + ".join(terms) or "0u"
 
 
@@ -486,7 +526,7 @@ def _arguments(form: Form, i: str, lane: int, row: int) -> list[str]:
     return args + [values[n] for n in provided(form)]
 
 
-def _write(form: Form, k: int, operand: Operand, i: str) -> str:
+def _write(form: Form, k: int, operand: Operand, i: str, full: bool) -> str:
     target, a = f"b{operand.slot}", f"a{len(form.reads) + k}"
     if form.width == 1:
         return f"    {target}[{a}] = e0.r{k};\n"
@@ -501,7 +541,7 @@ def _write(form: Form, k: int, operand: Operand, i: str) -> str:
         return "".join(f"    {target}[{a}" + (f" + {j}u * {step}" if j else "") + f"] = e{j}.r{k};\n" for j in range(4))
     values = ", ".join(f"e{j}.r{k}" for j in range(4))
     whole = f"{target}[{a}] = {T.element(operand.dtype, 4)}({values});"
-    if not form.tail:
+    if full or not form.tail:
         return f"    {whole}\n"
     part = " ".join(f"if ({i} * 4u + {j}u < p.count) {{ {target}[{a}].{T.LANES[j]} = e{j}.r{k}; }}" for j in range(3))
     return f"    if ({i} * 4u + 4u <= p.count) {{ {whole} }} else {{ {part} }}\n"

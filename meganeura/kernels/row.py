@@ -254,6 +254,7 @@ def _form(rows: _Rows, width: int) -> RowForm:
         width=width,
         rank=len(rows.sizes),
         report=any(s.kind == "pick" for s in arch.stages),
+        apart=2 if pair and entries % (2 * team.width) == 0 else 1,
     )
 
 

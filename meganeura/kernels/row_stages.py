@@ -44,7 +44,7 @@ class Sum:
         return "".join(f"var {self.acc(r)} = {self.src.vector}();\n" for r in self.rows)
 
     def turn(self, entries: list[Entry]) -> str:
-        return " ".join(self.add(r, [self.src.values(self.stage.expr, e, r) for e in entries]) for r in self.rows)
+        return " ".join(self.add(r, [self.src.values(self.stage.expr, e, r) for e in entries]) for r in self.src.now)
 
     def add(self, r: int, values: list[str]) -> str:
         return f"{self.acc(r)} = {self.acc(r)} + {tree(values)};"
@@ -63,7 +63,7 @@ class Max(Sum):
     def turn(self, entries: list[Entry]) -> str:
         width = range(self.src.form.width)
         out = []
-        for r in self.rows:
+        for r in self.src.now:
             for e in entries:
                 out += [f"{self.acc(r)} = merge_max_f32({self.acc(r)}, {self.src.value(self.stage.expr, e, r, i)});" for i in width]
         return "\n  ".join(out)
@@ -86,7 +86,7 @@ class Softmax(Sum):
         if self.src.form.registers:
             value = self.src.values(self.stage.expr, entries[0], 0)
             return f"{{ let x = {value}; {self.acc(0, 'm')} = max({self.acc(0, 'm')}, {self.src.fold('x', 'max')}); }}"
-        return " ".join(f"{{ {self.online(entries, r)} }}" for r in self.rows)
+        return " ".join(f"{{ {self.online(entries, r)} }}" for r in self.src.now)
 
     def online(self, entries: list[Entry], r: int) -> str:
         m, s = self.acc(r, "m"), self.acc(r, "s")
@@ -171,7 +171,7 @@ class Moments(Sum):
         if self.src.form.registers:
             return super().turn(entries)
         out = []
-        for r in self.rows:
+        for r in self.src.now:
             c, d, q = (self.acc(r, x) for x in ("z" if self.shared else "c") + "dq")
             lets = "".join(f"let d{i} = {self.src.values(self.stage.expr, e, r)} - {c}; " for i, e in enumerate(entries))
             sums = tree([f"d{i}" for i in range(len(entries))])

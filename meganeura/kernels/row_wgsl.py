@@ -41,6 +41,7 @@ class RowForm:
     rank: int  # collapsed kept dimensions
     report: bool  # whether indices are checked
     runs: tuple[str, ...] = ()  # operands whose rows are several runs
+    apart: int = 1  # entries a turn of walks that take the rows of a team one after the other; 1: always together
 
     def fields(self) -> list[str]:
         """Parameter names, in the order of row._values."""
@@ -80,6 +81,7 @@ class Source:
         self.seen: set[str] = set()
         self.uses = 0
         self.step = form.team.width
+        self.now = range(form.rows)  # rows of the team that a walk takes
 
     # --- frame ---
 
@@ -221,10 +223,10 @@ class Source:
                 out += f"let {o.tag}{e.tag} = {o.entry(f'{o.tag}_b + {index}')}; "
         for o in self.full:
             if o.name in used and o not in self.held_inputs:
-                out += "".join(f"let {o.tag}{e.tag}_{r} = {o.entry(self.at(o, e.index, r))}; " for r in range(self.form.rows))
+                out += "".join(f"let {o.tag}{e.tag}_{r} = {o.entry(self.at(o, e.index, r))}; " for r in self.now)
         for o in self.groups:
             if o.name in used:
-                out += "".join(f"let {o.tag}{e.tag}_{r} = {self.one_of(o, e.index, r)}; " for r in range(self.form.rows))
+                out += "".join(f"let {o.tag}{e.tag}_{r} = {self.one_of(o, e.index, r)}; " for r in self.now)
         return out
 
     def one_of(self, o: Operand, index: str, r: int) -> str:
@@ -276,6 +278,21 @@ class Source:
             out += f"if (i < p.entries) {{ {self.loop(body, used, 1, 'i')} }}\n"
         return out + "}\n"
 
+    def gather(self, body: Body, used: set[str]) -> str:
+        """The walk of stages. Rows that share no operand are walked one after the other, several entries a turn."""
+        if self.form.apart == 1 or any(o.name in used for o in self.columns):
+            return self.walk(body, used)
+        out, count = "", self.form.apart
+        for r in range(self.form.rows):
+            self.now = range(r, r + 1)
+            out += "{ var i = first;\nloop {\n"
+            for u in range(count):
+                e = Entry(f"i + {u * self.step}u" if u else "i", "")
+                out += f"  {{ {self.loads(e, used)}{body([e])} }}\n"
+            out += f"  continuing {{ i = i + {count * self.step}u; break if i >= entries; }}\n}}\n}}\n"
+        self.now = range(self.form.rows)
+        return out
+
     def loop(self, body: Body, used: set[str], count: int, last: str) -> str:
         """A loop that tests at its end: the extra masked turn of a `for` costs a turn on software Vulkan."""
         entries = [Entry(f"i + {u * self.step}u" if u else "i", f"_{u}") for u in range(count)]
@@ -305,7 +322,7 @@ class Source:
             used = self.names(s.expr for s in walked)
             makers = [MAKERS[s.kind](self, s) for s in walked]
             out += "".join(m.begin() for m in makers)
-            out += self.walk(lambda entries: "\n  ".join(m.turn(entries) for m in makers), used)
+            out += self.gather(lambda entries: "\n  ".join(m.turn(entries) for m in makers), used)
             out += "".join(m.end() for m in makers)
         for s in level:
             if s.kind == "pick":

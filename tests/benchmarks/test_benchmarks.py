@@ -103,7 +103,7 @@ def lavapipe() -> Device:
 
 
 @pytest.mark.parametrize("backend", ["wgpu", "dawn"])
-@pytest.mark.parametrize(("family", "count", "lanes"), [("gpu", 32, 32), ("cpu", 7, 8)])
+@pytest.mark.parametrize(("family", "count", "lanes"), [("gpu", 32, 32), ("cpu", 8, 8)])
 def test_every_floor_with_a_kernel_can_be_launched(script: Any, family: str, count: int, lanes: int, backend: str) -> None:
     kernels = script("floor_kernels")
     found, profile = kernels.problems(family, backend), Profile(family=family, backend=backend, subgroup_size=lanes)
@@ -133,9 +133,9 @@ def test_floors_of_software_agree_with_ours(script: Any, lavapipe: Device, monke
     software = script("floors_software")
     monkeypatch.setattr(software, "torch_calls", dict)
     monkeypatch.setattr(software, "tiny_dispatch", lambda: 2.8e-6)
-    monkeypatch.setattr(software, "in_turns", lambda starts: [1.0, *(2.0 for _ in starts()[1:])])
+    monkeypatch.setattr(software, "in_turns", lambda starts, _: ([1.0, *(2.0 for _ in starts()[1:])], None))
     rows = list(software.rows())
-    assert [row["ours / its kernel"] for row in rows] == [2.0] * 6 + [None, 2.0, None]
+    assert [row["ours / its kernel"] for row in rows] == [2.0] * 7 + [None, 2.0, None]
     assert rows[-1] == rows[-1] | {"ours": "2.8 us", "of the floor": 0.5}
 
 

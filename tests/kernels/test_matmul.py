@@ -12,7 +12,7 @@ import pytest
 
 from meganeura import dtype as D
 from meganeura.dtype import DType
-from meganeura.kernels import choices, matmul_gpu
+from meganeura.kernels import choices, matmul_cpu, matmul_gpu
 from meganeura.kernels.kernel import Lowered, Profile
 from meganeura.kernels.matmul import cut, lower
 from meganeura.kernels.matmul_problem import problem
@@ -194,6 +194,20 @@ def test_larger_sizes_on_cpu() -> None:
     packed = check(where, (260, 1024), (1024, 260), ("rows", "columns", "rows"))
     if eight_lanes():
         assert [x.kernel.label for x in packed.launches] == ["matmul_pack", "matmul_pack", "matmul_gemm"]
+
+
+def test_tiles_side_by_side_share_a_workgroup_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of many tiles, and panels copied from either dimension, K no whole vec4s."""
+    monkeypatch.setattr(matmul_cpu, "TILES", 1)
+    for a, b, kinds in (
+        ((2, 70, 36), (36, 256), ("rows", "rows", "rows")),
+        ((33, 1024), (1024, 384), ("columns", "columns", "rows")),
+        ((1026, 262), (262, 1024), ("rows", "rows", "rows")),
+        ((256, 1024), (1024, 1024), ("rows", "columns", "rows")),
+    ):
+        made = check(device("cpu"), a, b, kinds)
+    if eight_lanes():
+        assert made.launches[-1].grid == (8, 8, 1)
 
 
 @pytest.mark.parametrize("name", ["gpu", "small"])

@@ -59,6 +59,15 @@ def test_sizes(family: str, n: int) -> None:
     check(family, *ADD, [Layout(F, (n,)), Layout(F, (n,))], (n,))
 
 
+@pytest.mark.parametrize("n", [1, 3, 4, 97, 128, 129, 130, 131, 255, 2047, 2048, 4103])
+def test_runs_whose_guard_is_one_test(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Software Vulkan makes long runs four quads an invocation; these end anywhere in one."""
+    monkeypatch.setattr(pointwise, "LONG", 0)
+    check(family, *ADD, [Layout(F, (n,)), Layout(F, (n,), offset=4)], (n,))
+    check(family, "{a} * {b}", lambda a, b: a * b, [Layout(D.float16, (n,)), Layout(F, (n,), (0,))], (n,))
+    check(family, "{a} * 2.0", lambda a: a * 2, [Layout(F, (n,), offset=1)], (n,))
+
+
 @pytest.mark.parametrize(
     ("a", "b", "shape"),
     [
