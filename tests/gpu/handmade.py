@@ -111,7 +111,8 @@ def child(code: str, timeout: float = 60, **env: str) -> subprocess.CompletedPro
     head = (
         "import numpy as np, os, sys, time\nfrom meganeura import gpu\nfrom meganeura.errors import *\nfrom tests.gpu.handmade import *\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, **env}
     return subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)],
         capture_output=True,
