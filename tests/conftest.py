@@ -24,7 +24,7 @@ import pytest
 _ALLOWED_SKIPS = ("could not import", "No module named")  # only a missing optional package may skip a test
 _SOFTWARE_ONLY = "for subgroups of eight lanes"  # forms of software Vulkan, whose tests only a GPU may skip
 MOST_PIPELINES = 17750  # that the whole suite may build in one process, PyTorch installed: lower it when fewer do, say why it grows
-# (last: short and long runs of elementwise kernels in workgroups of their own, products' tiles side by side, and their tests)
+# (last: on software Vulkan short and long runs of elementwise kernels, rows one after the other, tiles side by side; and their tests)
 _seconds: dict[str, float] = defaultdict(float)
 _forbidden_skips: list[str] = []
 _built: list[int] = []  # pipelines, by worker processes that ended
