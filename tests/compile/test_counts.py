@@ -64,10 +64,9 @@ def case(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 def dispatches(name: str, profile: Profile, rewrite: str) -> int:
     """Launches of one call."""
-    device = gpu.current()
+    device, (fn, args) = gpu.current(), case(name)
     own, device.profile = device.profile, profile
     try:
-        fn, args = case(name)
         with mg.set_grad_enabled("forward" not in name):
             graph = mg.compile(fn, rewrite=rewrite).graph(*args)
     finally:
