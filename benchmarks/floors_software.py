@@ -1,7 +1,7 @@
 """Floors on software Vulkan: speeds of two free cores, which is 2 x work / CPU time of the process, for PyTorch with 2 threads too; so
 other programs disturb them little, PyTorch's apart, whose threads wait for each other. The median over 15 separately built pipelines,
 because copies of the same machine code differ by several percent and some stay slow, of the best of 3 rounds taken in turns by ours and the
-floor's kernels; PyTorch's best of 10. A kernel beside itself gives 0.985 to 1.015.
+floor's kernels; PyTorch's best of 10.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def probes() -> dict[str, Callable[[], Any]]:
     return {"copy": a.clone, "product": lambda: b @ b, "few": bare.bare_loop(chain(FEW)), "many": bare.bare_loop(chain(MANY))}
 
 
-def times(best: dict[str, float], seconds: float = 0.2) -> dict[str, float]:
+def times(best: dict[str, float], seconds: float = bench.ROUND_SECONDS) -> dict[str, float]:
     """Milliseconds of the probes, in rounds of so many seconds; the best of now and before."""
     return {name: min(bench.milliseconds(f, mg.synchronize, seconds), best.get(name, float("inf"))) for name, f in probes().items()}
 
@@ -255,7 +255,7 @@ class Row:
     wait: Callable[[], Any] = mg.synchronize
     floor: Callable[[dict[str, float]], float] | None = None
 
-    def visit(self, seconds: float = 0.2) -> None:
+    def visit(self, seconds: float = bench.ROUND_SECONDS) -> None:
         """Time it in rounds of so many seconds; the best of all visits counts."""
         self.values["ms"] = min(bench.milliseconds(self.call, self.wait, seconds), self.values.get("ms", float("inf")))
 

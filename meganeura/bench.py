@@ -14,7 +14,7 @@ from typing import Any
 import meganeura as mg
 from meganeura import nn, optim
 
-ROUNDS = 5
+ROUNDS, ROUND_SECONDS = 5, 0.2
 _MOST_CALLS = 2000  # a round
 _WARM_SECONDS = 2.5  # GPUs clock up slowly after being idle
 
@@ -34,7 +34,7 @@ class Case:
         return gbs + (f"{self.flops / ms / 1e6:8.1f} GFLOP/s" if self.flops else "")
 
 
-def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_seconds: float = 0.2) -> float:
+def milliseconds(start: Callable[[], Any], wait: Callable[[], Any], round_seconds: float = ROUND_SECONDS) -> float:
     """Milliseconds a call with many calls in flight: best of five rounds, each ending in wait()."""
 
     def seconds(calls: int) -> float:

@@ -4,8 +4,9 @@ While graphs are built: that makes many objects that stay, so the collector runs
 nothing: half of the time of a trace of 12 transformer layers (0.14 s with it, 0.05 s without). And where a finalizer that it
 runs, which may call anything again, would change what a call has found out but not yet used.
 
-Whoever finds it on turns it off and on again. Both are one step from the interpreter's view: neither another thread nor Ctrl-C
-comes between finding and turning off and noting it, so it never stays off.
+Whoever finds it on turns it off and on again. Neither another thread nor Ctrl-C may come between finding, turning off and noting
+it, nor before it is turned on again, or it would stay off. They come when a call of C is done and when a function of Python
+begins: so the first three are one call of C, and the last is no function of ours.
 """
 
 from __future__ import annotations
@@ -16,14 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
 
-# `noted.extend(stopping())` stops collections; noted[0] says whether they were on. Not a function: that would be more than one step.
+# `noted.extend(stopping())` stops collections, and notes True first if they were on: `if True in noted: gc.enable()` at the end.
 stopping = partial(map, methodcaller("__call__"), (gc.isenabled, gc.disable))
-
-
-def resume(noted: list[bool]) -> None:
-    """Let collections go on, if they were stopped here."""
-    if noted and noted[0]:
-        gc.enable()
 
 
 @contextmanager
@@ -34,4 +29,5 @@ def paused() -> Iterator[None]:
         noted.extend(stopping())
         yield
     finally:
-        resume(noted)
+        if True in noted:
+            gc.enable()

@@ -6,6 +6,7 @@ out results, and puts a node on the caller's tape where results have history.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from ..autodiff import Node as TapeNode
 from ..autodiff import edge_of
 from ..errors import TraceError
 from ..provenance import site
-from ..quiet import resume, stopping
+from ..quiet import stopping
 from ..storage import Layout, Storage
 from ..tensor import Tensor
 from .again import Again
@@ -172,7 +173,8 @@ class Program:
                 return self._run_usual(session, leaves, bound)
             return self._run_any(session, leaves, sources, args, kwargs or {}, bound)
         finally:
-            resume(quiet)
+            if True in quiet:
+                gc.enable()
 
     def _run_any(
         self, session: Session, leaves: Sequence[Tensor], sources: Sequence[int], args: Any, kwargs: Any, bound: list[Storage] | None
@@ -210,9 +212,7 @@ class Program:
                     target_of(effect.target, leaves).grad = self._result(after, leaves, given, None, old) if known < 0 else tensors[known]
         if self.mode is not None:
             dispatch.state.grad = self.mode
-        if self.single >= 0:
-            return tensors[self.single]
-        return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
+        return tensors[self.single] if self.single >= 0 else self._as_returned(tensors)
 
     def _run_usual(self, session: Session, leaves: Sequence[Tensor], bound: list[Storage]) -> Any:
         """The same where results and new `.grad`s are memories of their own, and a call does nothing else: as most training steps."""
@@ -231,8 +231,10 @@ class Program:
                 if kept[own] is None:
                     assert isinstance(after, Made)
                     target_of(effect.target, leaves).grad = after.tensor(made[own], None)
-        if self.single >= 0:
-            return tensors[self.single]
+        return tensors[self.single] if self.single >= 0 else self._as_returned(tensors)
+
+    def _as_returned(self, tensors: Sequence[Any]) -> Any:
+        """Results in the containers that the function returned them in."""
         return rebuild(self.template, _RESULTS, lambda r: tensors[self.number_of[id(r)]])
 
     def _numbers(self) -> list[Any]:

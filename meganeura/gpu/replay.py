@@ -7,6 +7,7 @@ that cannot run leaves nothing half done.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Container, Mapping, Sequence
 from time import perf_counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
 from ..kernels.kernel import STATUS, Launch
-from ..quiet import resume, stopping
+from ..quiet import stopping
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Step
 from .pool import Buffer
@@ -477,7 +478,8 @@ class Frozen:
                 n.release_pass(cpass)
             return n.finish(encoder)
         finally:
-            resume(quiet)
+            if True in quiet:
+                gc.enable()
             if encoder is not None:
                 n.release_encoder(encoder)
 

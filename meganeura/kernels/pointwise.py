@@ -432,7 +432,7 @@ def _main(form: Form, profile: Profile) -> str:
     n = T.lanes(profile)
     out = T.entry(profile, form.size)
     if form.per == 1:
-        return out + "  let i0 = group * 256u + local;\n" + _item(form, "i0") + "}\n"
+        return out + f"  let i0 = group * {form.size}u + local;\n" + _item(form, "i0") + "}\n"
     step = n or form.size  # items of a subgroup lie together: sid * per * n + e * n + lane
     first = f"group * {form.size * form.per}u + " + (f"sid * {n * form.per}u + lane" if n else "local")
     out += f"  let i0 = {first};\n"

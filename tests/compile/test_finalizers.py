@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -96,23 +94,6 @@ def test_a_training_step_inside_the_same_one() -> None:
         assert [t.item() for t in inner] == [48.0]
         np.testing.assert_array_equal(before - weight.detach().numpy(), [17.0] * 3)
         assert weight.grad.tolist() in ([1.0] * 3, [16.0] * 3)
-
-
-def test_threads_that_stop_the_collector_leave_it_on() -> None:
-    f = mg.compile(lambda x: x * 2)
-    x = full(1.0)
-    f(x)
-    threads = [threading.Thread(target=lambda: [(f(x), (x + 1.0).tolist()) for _ in range(100)]) for _ in range(4)]
-    switching = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    finally:
-        sys.setswitchinterval(switching)
-    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("on", [True, False])
