@@ -135,7 +135,7 @@ class Device:
             if self.graveyard:
                 self.drain()
             recorder = self.recorder
-            buffer = self.pool.take(nbytes, recorder.epoch, idle, exact)
+            buffer = self.pool.take(nbytes, recorder.unsent, idle, exact)
             if not idle:
                 recorder.issued.append((len(recorder.records), buffer))
             return buffer

@@ -11,6 +11,7 @@ import importlib
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import DeviceError
@@ -106,7 +107,7 @@ class Native:
         found = self.package.__version__
         if not found.startswith(version):
             raise DeviceError(f"{package} {found} is installed; meganeura needs {package}=={version}*")
-        lost = [n for n in ("lib", "ffi", "libf", "GPUShaderModule") if not hasattr(self.api, n)]
+        lost = [n for n in ("lib", "ffi", "libf", "GPUShaderModule", "error_handler") if not hasattr(self.api, n)]
         if not lost and not hasattr(self.api.libf, "_make_proxy_func"):
             lost = ["libf._make_proxy_func"]
         if not lost:
@@ -128,6 +129,8 @@ class Native:
         self.release_bind_group = lib.wgpuBindGroupRelease
         self.release_buffer = lib.wgpuBufferRelease
         self.destroy_buffer = safe.wgpuBufferDestroy
+        self.finishes_late = self.backend == "wgpu"  # the library does at finishing what Dawn does at submitting
+        self.slow_call = lib.wgpuCommandEncoderFinish if self.finishes_late else lib.wgpuQueueSubmit
         self._submit = safe._make_proxy_func("wgpuQueueSubmit", self._noted_submit)
         self.copy = safe.wgpuCommandEncoderCopyBufferToBuffer
         self.resolve = safe.wgpuCommandEncoderResolveQuerySet
@@ -234,6 +237,29 @@ class Native:
     def finish(self, encoder: Any) -> Any:
         """A raw WGPUCommandBuffer; raises the package's GPUError for anything wrong that was recorded."""
         return self.safe.wgpuCommandEncoderFinish(encoder, self.ffi.NULL)
+
+    def order(self, queue: Any, encoder: Any, handles: list[tuple[Any, Any]]) -> tuple[Any, ...]:
+        """The arguments of `slow_call` for an encoder; what must be released after it goes to `handles`."""
+        if self.finishes_late:
+            return encoder, self.NULL
+        commands = self.finish(encoder)
+        handles.append((self.release_commands, commands))
+        return queue, 1, self.ffi.new("WGPUCommandBuffer[1]", [commands])
+
+    def kept_errors(self) -> Callable[[], str]:
+        """From now on errors of raw calls in this thread are neither logged nor raised, but told by what is returned: the last one's
+        text, once, or ''."""
+        handler = self.api.error_handler
+        if self.backend == "dawn":  # whose errors wait for whoever asks next
+            return lambda: handler.pending.pop()[1] if handler.pending else ""
+        handler.capture("courier")
+        slot = handler._get_proxy_stack()[-1]
+
+        def told() -> str:
+            text, slot.message = slot.message, None
+            return text or ""
+
+        return told
 
     def submit(self, queue: Any, commands: list[Any], sent: list[None]) -> None:
         """Submit finished command buffers in one call and release them, whatever happens; `sent` grows if the call was made."""

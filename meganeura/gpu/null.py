@@ -16,7 +16,8 @@ from ..kernels.kernel import Kernel, Launch, Lowered, Profile
 from .device import Counters, Faults, Memory
 from .pipelines import Pipeline, Prepared, Step, check_launch
 from .pool import Buffer, Pool
-from .recorder import check_buffers, pack_scalars
+from .recorder import check_buffers
+from .scalars import pack_scalars
 
 _MAX_BUFFER = 1 << 31
 

@@ -74,7 +74,7 @@ class Pool:
         return size
 
     def take(self, nbytes: int, epoch: int, idle: bool, exact: bool = False) -> Buffer:
-        """A buffer of at least nbytes, contents undefined; with `idle` one that no unsubmitted work (`epoch`) uses. `exact`:
+        """A buffer of at least nbytes, contents undefined; with `idle` one that no unsubmitted work (of `epoch` and later) uses. `exact`:
         of no class, only padded."""
         size = -(-nbytes // MIN_CLASS) * MIN_CLASS if exact else self.rounded(nbytes)
         queue = self.free.get(size)
@@ -83,8 +83,8 @@ class Pool:
             if not idle:
                 buffer = queue.pop()  # the hottest: caches and bind groups know it
             else:
-                place = next((k for k in range(-1, -min(len(queue), HOT) - 1, -1) if queue[k].epoch != epoch), 0)
-                if queue[place].epoch != epoch:
+                place = next((k for k in range(-1, -min(len(queue), HOT) - 1, -1) if queue[k].epoch < epoch), 0)
+                if queue[place].epoch < epoch:
                     buffer = queue[place]
                     del queue[place]
         if buffer is None:

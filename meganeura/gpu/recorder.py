@@ -7,7 +7,6 @@ is kept until `finish` succeeded, so that one bad dispatch is found, dropped and
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +15,10 @@ from ..errors import DeviceError
 from ..quiet import paused
 from ..spans import span
 from . import native as raw
+from .courier import Away, Courier
 from .pipelines import SCALAR_BLOCK, Prepared, Step
 from .pool import Buffer
+from .scalars import pack_scalars
 
 if TYPE_CHECKING:
     from .device import Device
@@ -61,34 +62,6 @@ class Group:
             b.groups.discard(self)
 
 
-def pack_scalars(step: Step, target: Any, offset: int, values: Sequence[Any]) -> None:
-    """Write a call's numbers into a scalar block. Too large floats become infinite, integers wrap, as on the device."""
-    pack = step.pack
-    assert pack is not None
-    chosen = step.chosen
-    if chosen is not None:
-        values = [values[i] for i in chosen]
-    elif len(values) != step.scalar_count:
-        values = values[: step.scalar_count]
-    try:
-        pack.pack_into(target, offset, *values)
-    except (struct.error, OverflowError, TypeError):
-        pack.pack_into(target, offset, *(_fit(v, f) for v, (_, f) in zip(values, step.launch.scalars, strict=True)))
-
-
-def _fit(value: Any, form: str) -> float | int:
-    """A number brought into the range of a 4-byte field."""
-    if form == "f":
-        number = float(value)
-        try:
-            struct.pack("<f", number)
-        except OverflowError:
-            return float("inf") if number > 0 else float("-inf")
-        return number
-    word = int(value) & 0xFFFFFFFF
-    return word - (1 << 32) if form == "i" and word >= 1 << 31 else word
-
-
 class Recorder:
     """Notes dispatches of one device and submits them. Every method takes the device's lock or is called under it."""
 
@@ -108,6 +81,8 @@ class Recorder:
         self.runs: list[Run] = []  # of frozen lists, among the records
         self.waits = 0  # times that the host waited for results
         self.marked = False  # whether a buffer was ever marked with what kept it from being written
+        self.courier: Courier | None = None  # made when first needed
+        self.away: Away | None = None  # what it finishes now: the submit before that of the noted records
         self._make_ring()
 
     def _make_ring(self) -> None:
@@ -199,7 +174,7 @@ class Recorder:
         self.records.extend(records)
         self.counters.dispatches += len(records)
         if len(self.runs) >= SHARED or len(self.records) >= self.batch:
-            self._flush()
+            self._hand_over()
 
     # binding
 
@@ -268,6 +243,7 @@ class Recorder:
     def _flush(self, copies: Sequence[Copy] = ()) -> None:
         """Submit what is noted, also inside another op's record: what does not encode waits for the next synchronising call."""
         with paused():  # what a finalizer notes must not come between what is encoded and what counts as sent
+            self._deliver()
             if self.records or copies:
                 self.submit([self.finished(copies)[0]])
             elif self.uploaded > 0:
@@ -310,28 +286,13 @@ class Recorder:
 
     def encode(self, records: Sequence[Record], copies: Sequence[Copy] = ()) -> Any:
         """One finished command buffer of one pass (and copies after it). Raises the package's GPUError; leaks nothing."""
-        n, null = self.native, self.native.NULL
-        set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
-        encoder = n.create_encoder(self.device.handle, null)
+        n = self.native
+        encoder = n.create_encoder(self.device.handle, n.NULL)
         try:
             if records and self.timer is not None:
                 self.timer.encode(encoder, records)
             elif records:
-                cpass = n.begin_pass(encoder, null)
-                try:
-                    last = numbers = None
-                    for pipeline, group, place, x, y, z, _, _, _, _ in records:
-                        if pipeline is not last:
-                            set_pipeline(cpass, pipeline)
-                            last = pipeline
-                        set_group(cpass, 0, group, 0, null)
-                        if place is not None and place is not numbers:
-                            set_group(cpass, 1, place[0], 1, place[1])
-                            numbers = place
-                        dispatch(cpass, x, y, z)
-                    n.end_pass(cpass)
-                finally:
-                    n.release_pass(cpass)
+                self._fill(encoder, records)
             for source, offset, target, target_offset, size in copies:
                 n.copy(encoder, source, offset, target, target_offset, size)
             commands = n.finish(encoder)
@@ -341,12 +302,33 @@ class Recorder:
         finally:
             n.release_encoder(encoder)
 
+    def _fill(self, encoder: Any, records: Sequence[Record]) -> None:
+        """Record a pass of these."""
+        n, null = self.native, self.native.NULL
+        set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
+        cpass = n.begin_pass(encoder, null)
+        try:
+            last = numbers = None
+            for pipeline, group, place, x, y, z, _, _, _, _ in records:
+                if pipeline is not last:
+                    set_pipeline(cpass, pipeline)
+                    last = pipeline
+                set_group(cpass, 0, group, 0, null)
+                if place is not None and place is not numbers:
+                    set_group(cpass, 1, place[0], 1, place[1])
+                    numbers = place
+                dispatch(cpass, x, y, z)
+            n.end_pass(cpass)
+        finally:
+            n.release_pass(cpass)
+
     def submit(self, commands: list[Any]) -> None:
         """Submit finished commands, with the scalars that their dispatches read. The commands are used up.
 
         Ctrl-C may strike at any call: the records are gone if and only if the driver has them.
         """
         device = self.device
+        self._deliver()
         if self.slot:
             self.write_numbers(self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
         if self.timer is not None:
@@ -370,11 +352,120 @@ class Recorder:
             else:
                 self.records, self.slot, self.runs = records, slot, runs
         self._keep_unrecorded(len(records))
+        self._is_out(self.epoch - 1, self.dead)
+
+    def _is_out(self, epoch: int, dead: list[Any]) -> None:
+        """The driver has a submit; nothing that waited for one needs these bind groups any more."""
         self.counters.submits += 1
-        while self.dead:  # Ctrl-C may strike: none is released twice
-            self.native.release_bind_group(self.dead.pop())
-        if self.epoch % TOKEN_EVERY == 0:
-            self.tokens.append((self.epoch - 1, self.native.work_done(device.queue)))
+        while dead:  # Ctrl-C may strike: none is released twice
+            self.native.release_bind_group(dead.pop())
+        if (epoch + 1) % TOKEN_EVERY == 0:
+            self.tokens.append((epoch, self.native.work_done(self.device.queue)))
+
+    # submitting by way of the courier
+
+    @property
+    def unsent(self) -> int:
+        """The epoch of the first submit that the driver does not have."""
+        return self.epoch if self.away is None else self.away.epoch
+
+    def _hand_over(self) -> None:
+        """Encode what is noted and let the courier bring it out: it is submitted before anything else is, at the latest when the next
+        is handed over. What the courier cannot serve is submitted here."""
+        with paused():
+            courier = self._courier()
+            if courier is None or self.slot or self.timer is not None or self.device.adopted:
+                self._flush()
+                return
+            n, records, sent = self.native, self.records, list[None]()
+            encoder = n.create_encoder(self.device.handle, n.NULL)
+            issued = [entry for entry in self.issued if entry[0] < len(records)]
+            away = Away(records, self.runs, self.epoch, issued, self.dead)
+            away.handles.append((n.release_encoder, encoder))
+            try:
+                self._fill(encoder, records)
+                order = n.order(self.device.queue, encoder, away.handles)
+                if self._deliver():  # after that, which leaves the courier more time
+                    courier.send(order, sent)
+            except n.errors:
+                pass  # which dispatch it is will be found below
+            finally:
+                if sent:
+                    self.away, self.records, self.runs, self.dead = away, [], [], []
+                    self.epoch += 1
+                else:
+                    away.release()
+            if sent:
+                self._keep_unrecorded(len(records))
+            else:
+                self._flush()
+
+    def _courier(self) -> Courier | None:
+        """The courier; None where Python starts no more threads, as when it exits."""
+        if self.courier is None:
+            try:
+                self.courier = Courier(self.native)
+            except RuntimeError:
+                return None
+        return self.courier
+
+    def _deliver(self) -> bool:
+        """See that what was handed over is out. Returns whether it is: what could not be finished is noted again."""
+        away = self.away
+        if away is None:
+            return True
+        if not away.lost:
+            courier = self.courier
+            assert courier is not None
+            courier.take(away.results)
+            away.release()
+            text = courier.failure()
+            if not self.native.finishes_late:
+                self.away, self.device.pool.submitted, self.uploaded = None, away.epoch, 0
+                self._is_known(away, self.native.errors[0](text) if text else None)
+            elif text:
+                away.lost = True
+                self.native.release_commands(away.results[0])
+            else:
+                self._submit_away(away)
+        if away.lost:
+            self._take_back(away)
+        return not away.lost
+
+    def _submit_away(self, away: Away) -> None:
+        sent: list[None] = []
+        failure: Exception | None = None
+        try:
+            self.native.submit(self.device.queue, away.results, sent)
+        except self.native.errors as error:
+            failure = error
+        finally:
+            if sent:
+                self.away, self.device.pool.submitted, self.uploaded = None, away.epoch, 0
+            else:
+                away.lost = True  # the command buffer is released, whatever happened
+        if sent:
+            self._is_known(away, failure)
+
+    def _is_known(self, away: Away, error: Exception | None) -> None:
+        """The driver has what was handed over, or refused it: then its buffers hold nothing, nor those that were to be made of them."""
+        self._is_out(away.epoch, away.dead)
+        if error is None:
+            return
+        failure = self.device.translate(error, "submitting", None)
+        if self.device.lost:
+            raise failure from error
+        self._take_back(away)
+        self._leave_out(self.records, dict.fromkeys(range(len(away.records)), failure))
+        self.error = self.error or failure
+
+    def _take_back(self, away: Away) -> None:
+        """Note again what was handed over, before what was noted since."""
+        shift = len(away.records)
+        records, dead = away.records + self.records, away.dead + self.dead
+        runs = away.runs + [run._replace(start=run.start + shift, end=run.end + shift) for run in self.runs]
+        issued = deque((*away.issued, *((i + shift, buffer) for i, buffer in self.issued)), MAX_ISSUED)
+        self.records, self.runs, self.issued, self.dead, self.away = records, runs, issued, dead, None
 
     def write_numbers(self, ring: Any, offset: int, data: Any, nbytes: int) -> None:
         """Bytes into a buffer of scalar blocks, ahead of the next submit."""

@@ -19,15 +19,17 @@ from ..quiet import stopping
 from . import native as raw
 from .pipelines import SCALAR_BLOCK, Step
 from .pool import Buffer
-from .recorder import MAX_TOKENS, SHARED, Group, Record, pack_scalars
+from .recorder import MAX_TOKENS, SHARED, Group, Record
+from .scalars import pack_scalars
 
 if TYPE_CHECKING:
     from .device import Device
 
 CHUNK = {"gpu": 100, "cpu": 1024}  # dispatches a submit: on GPUs recording overlaps execution
 CALM = 2  # runs without change after which a chunk is recorded ahead
-ALTERNATIVES = 16  # bind groups kept a step, for buffers that take turns
-SETS = 16  # and sets of buffers kept a short list
+ALTERNATIVES = 3 * SHARED  # bind groups kept a step, for buffers that take turns: uploads of two submits are under way
+SETS = 3 * SHARED  # and sets of buffers kept a short list
+COPIES = 2 * SHARED  # of the numbers that noted runs read: of those that are away, and of those noted since
 SHORT = 32  # dispatches up to which a list's runs may share a submit
 QUICK = 5e-4  # seconds between two runs up to which they may
 
@@ -113,7 +115,7 @@ class Frozen:
         if not count:
             return
         device, ffi = self.device, self.device.native.ffi
-        blocks = count * (1 + SHARED if self.patient else 1)  # the numbers once, and copies for runs that share a submit
+        blocks = count * (1 + COPIES if self.patient else 1)  # the numbers once, and copies for runs that share a submit
         self.ring = device.make_handle(blocks * SCALAR_BLOCK, raw.UNIFORM_USAGE)
         layout = raw.handle_of(device.pipelines.scalar_layout)
         self.scalar_group = device.native.create_bind_group(device.handle, layout, [(self.ring, 0, SCALAR_BLOCK)])
@@ -334,8 +336,8 @@ class Frozen:
         """Note a run, to be submitted with others. Numbers that changed go into a copy that no noted run reads."""
         recorder = self.device.recorder
         if not self.copied:
-            copy, size = self.copy % SHARED + 1, len(self.host)
-            if self.read.get(copy) == recorder.epoch:  # after an error or Ctrl-C in a submit
+            copy, size = self.copy % COPIES + 1, len(self.host)
+            if self.read.get(copy, -1) >= recorder.unsent:  # after an error or Ctrl-C in a submit
                 recorder._flush()
             recorder.write_numbers(self.ring, copy * size, self.host, size)
             self.copy, self.copied = copy, True
@@ -405,6 +407,8 @@ class Frozen:
     def _before(self) -> list[Any]:
         """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
         recorder = self.device.recorder
+        if recorder.away is not None:
+            recorder._flush()
         low, high = self.dirty
         if high > low:
             recorder.write_numbers(self.ring, low, memoryview(self.host)[low:high], high - low)
@@ -519,7 +523,7 @@ class Frozen:
             return
         with device.lock:
             self.broken = self.broken or "it was closed"
-            if any(run.frozen is self for run in device.recorder.runs):
+            if device.recorder.away is not None or any(run.frozen is self for run in device.recorder.runs):
                 device.recorder._flush()
             self._discard_ready()
             status, numbers, self.numbers = device.status, self.numbers, []

@@ -74,7 +74,7 @@ class Transfer:
         device, recorder = self.device, self.device.recorder
         if len(recorder.tokens) > MAX_TOKENS:
             recorder.throttle()
-        if buffer.epoch == recorder.epoch:
+        if buffer.epoch >= recorder.unsent:
             recorder._flush()
         for start in range(0, size, MAX_UPLOAD):
             part = view[start : start + MAX_UPLOAD]

@@ -43,6 +43,7 @@ def test_runs_share_a_submit(device: gpu.Device) -> None:
     before = device.counters.submits, device.counters.dispatches
     for _ in range(3 * SHARED):
         frozen.run()
+    device.flush()
     assert (device.counters.submits, device.counters.dispatches) == (before[0] + 3, before[1] + 6 * SHARED)
     frozen.run()
     assert floats(device, x, 64).tolist() == [2 * (3 * SHARED + 2)] * 64
@@ -192,7 +193,7 @@ def test_ctrl_c_mixes_no_numbers(device: gpu.Device, where: str, monkeypatch: py
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(device.native, "finish", strike) if where == "submitting" else patch.setattr(device.recorder, "note_run", strike)
+            patch.setattr(*((device.native, "end_pass") if where == "submitting" else (device.recorder, "note_run")), strike)
             frozen.run()
         assert struck
     left_out = 0.0 if where == "submitting" else numbers[SHARED - 1] + 1
@@ -258,9 +259,12 @@ def test_ctrl_c_after_a_submit_leaves_no_run_behind(device: gpu.Device, monkeypa
     assert not device.recorder.runs
 
 
-def test_results_of_a_failed_run_may_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("courier", [False, True])
+def test_results_of_a_failed_run_may_serve_again(courier: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Frozen", lambda *args, ahead: Frozen(*args, ahead=True))
     device = mg.device()
+    if not courier:
+        monkeypatch.setattr(device.recorder, "_courier", lambda: None)
     f, x = mg.compile(lambda x: x * 2 + 1), mg.ones(64)
     for _ in range(3):
         f(x)
@@ -272,12 +276,21 @@ def test_results_of_a_failed_run_may_serve_again(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(device.native, "finish", finish)
         raise device.native.errors[0]("injected")
 
-    monkeypatch.setattr(device.native, "finish", refuse)
+    def failed() -> str:
+        monkeypatch.undo()
+        if device.native.finishes_late:  # it is encoded again
+            monkeypatch.setattr(device.native, "finish", refuse)
+        return "injected"
+
+    if courier:
+        monkeypatch.setattr(device.recorder._courier(), "failure", failed)
+    else:
+        monkeypatch.setattr(device.native, "finish", refuse)
     outs = [f(x) for _ in range(SHARED)]
-    with pytest.raises(DeviceError, match="recorded"):
+    with pytest.raises(DeviceError, match=r"recorded|submitting"):
         mg.synchronize()
     for out in outs:
-        with pytest.raises(DeviceError, match="recorded"):
+        with pytest.raises(DeviceError, match=r"recorded|submitting"):
             out.numpy()
     del out, outs
     for _ in range(2 * SHARED):
@@ -311,7 +324,7 @@ def test_ctrl_c_while_bind_groups_are_released(device: gpu.Device, monkeypatch: 
 def test_a_training_loop_is_the_same(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh batches, losses that are kept, and AdamW's numbers, which change at every step."""
     monkeypatch.setattr(session, "Frozen", lambda *args, ahead: Frozen(*args, ahead=True))
-    batches = np.random.default_rng(0).standard_normal((12, 8, 5)).astype(np.float32)
+    batches = np.random.default_rng(0).standard_normal((3 * SHARED + 3, 8, 5)).astype(np.float32)
 
     def losses(compiled: bool) -> tuple[list[float], list[float]]:
         mg.manual_seed(0)

@@ -75,7 +75,8 @@ _servers: list[subprocess.Popen[str]] = []
 
 def _server() -> subprocess.Popen[str]:
     if not _servers:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths}
         pipe = subprocess.PIPE
         _servers.append(subprocess.Popen([sys.executable, "-c", _SERVER], stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT))
     return _servers[0]
