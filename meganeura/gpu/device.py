@@ -190,7 +190,7 @@ class Device:
         self.pool.trim()
         self.transfer.trim()
         self.recorder._flush()
-        epoch = self.recorder.epoch - 1
+        epoch = self.recorder.unsent - 1
         self.native.wait(self.handle, self.native.work_done(self.queue))
         self.recorder.mark_retired(epoch)
         self.pool.reap(epoch)

@@ -2,7 +2,8 @@
 
 In: the package `wgpu` (wgpu-native) or `wgpudawn` (Dawn). Out: a Native with the C functions the rest of gpu/ calls.
 Raw functions (`set_pipeline`, `dispatch`, ...) are used while encoding only, where errors wait for `finish`; whatever
-creates, finishes or submits goes through the package's error-raising form, so that no failure reaches a submit.
+creates, finishes or submits goes through the package's error-raising form, so that no failure reaches a submit; but for the courier's
+`slow_call`, whose errors are kept for who waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import importlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DeviceError
@@ -96,11 +98,13 @@ class Native:
         self.interrupt: BaseException | None = None
         self._numbers = itertools.count(1)
         self._awaited: dict[int, Token] = {}  # what callbacks find by number: the library may call back after a wait was given up
+        self._kept: dict[int, list[str]] = {}  # errors of threads that have theirs kept
         self._check(package, version)
         self.lib, self.ffi, self.safe = api.lib, api.ffi, api.libf
         self.errors: tuple[type[Exception], ...] = (self.package.GPUError,)
         self._bind_functions()
         self._make_structs()
+        self._keep_errors()
 
     def _check(self, package: str, version: str) -> None:
         """Start-up check: the pinned version and every private name used here."""
@@ -110,6 +114,8 @@ class Native:
         lost = [n for n in ("lib", "ffi", "libf", "GPUShaderModule", "error_handler") if not hasattr(self.api, n)]
         if not lost and not hasattr(self.api.libf, "_make_proxy_func"):
             lost = ["libf._make_proxy_func"]
+        if not lost and not hasattr(self.api.error_handler, "handle_error"):
+            lost = ["error_handler.handle_error"]
         if not lost:
             lost = [n for n in _NEEDED + _NEEDED_BY[self.backend] if not hasattr(self.api.lib, n) or not hasattr(self.api.libf, n)]
         if lost:
@@ -246,20 +252,29 @@ class Native:
         handles.append((self.release_commands, commands))
         return queue, 1, self.ffi.new("WGPUCommandBuffer[1]", [commands])
 
-    def kept_errors(self) -> Callable[[], str]:
-        """From now on errors of raw calls in this thread are neither logged nor raised, but told by what is returned: the last one's
-        text, once, or ''."""
-        handler = self.api.error_handler
-        if self.backend == "dawn":  # whose errors wait for whoever asks next
-            return lambda: handler.pending.pop()[1] if handler.pending else ""
-        handler.capture("courier")
-        slot = handler._get_proxy_stack()[-1]
+    @contextmanager
+    def kept_errors(self) -> Iterator[list[str]]:
+        """Errors of raw calls in this thread are put into the list, neither logged nor raised at somebody's next call."""
+        kept: list[str] = []
+        self._kept[threading.get_ident()] = kept
+        try:
+            yield kept
+        finally:
+            del self._kept[threading.get_ident()]
 
-        def told() -> str:
-            text, slot.message = slot.message, None
-            return text or ""
+    def _keep_errors(self) -> None:
+        """Let the package's callback ask whose error it is."""
+        handler, kept = self.api.error_handler, self._kept
+        known = handler.handle_error
 
-        return told
+        def handle_error(kind: str, message: str) -> None:
+            mine = kept.get(threading.get_ident())
+            if mine is None:
+                known(kind, message)
+            else:
+                mine.append(message)
+
+        handler.handle_error = handle_error
 
     def submit(self, queue: Any, commands: list[Any], sent: list[None]) -> None:
         """Submit finished command buffers in one call and release them, whatever happens; `sent` grows if the call was made."""

@@ -15,7 +15,7 @@ from ..errors import DeviceError
 from ..quiet import paused
 from ..spans import span
 from . import native as raw
-from .courier import Away, Courier
+from .outbox import Outbox
 from .pipelines import SCALAR_BLOCK, Prepared, Step
 from .pool import Buffer
 from .scalars import pack_scalars
@@ -74,15 +74,15 @@ class Recorder:
         self.tokens: deque[tuple[int, raw.Token]] = deque()
         self.uploaded = 0
         self.groups: deque[Group] = deque()
-        self.dead: list[Any] = []  # bind group handles to release after the next submit
+        self.dead: list[Any] = []  # bind group handles to release after the next submit,
+        self.gone: list[Any] = []  # and those that nothing needs any more
         self.error: Exception | None = None  # of a dispatch that did not encode, raised at the next synchronising call
         self.issued: deque[tuple[int, Buffer]] = deque(maxlen=MAX_ISSUED)  # buffers handed out before record number i
         self.timer: Any = None
         self.runs: list[Run] = []  # of frozen lists, among the records
         self.waits = 0  # times that the host waited for results
         self.marked = False  # whether a buffer was ever marked with what kept it from being written
-        self.courier: Courier | None = None  # made when first needed
-        self.away: Away | None = None  # what it finishes now: the submit before that of the noted records
+        self.outbox = Outbox(self)
         self._make_ring()
 
     def _make_ring(self) -> None:
@@ -174,7 +174,9 @@ class Recorder:
         self.records.extend(records)
         self.counters.dispatches += len(records)
         if len(self.runs) >= SHARED or len(self.records) >= self.batch:
-            self._hand_over()
+            with paused():
+                if not self.outbox.hand_over():
+                    self._flush()
 
     # binding
 
@@ -243,7 +245,7 @@ class Recorder:
     def _flush(self, copies: Sequence[Copy] = ()) -> None:
         """Submit what is noted, also inside another op's record: what does not encode waits for the next synchronising call."""
         with paused():  # what a finalizer notes must not come between what is encoded and what counts as sent
-            self._deliver()
+            self.outbox.deliver()
             if self.records or copies:
                 self.submit([self.finished(copies)[0]])
             elif self.uploaded > 0:
@@ -277,6 +279,11 @@ class Recorder:
                 failures[i] = DeviceError(f"{r[9] or r[6].label} (kernel {r[6].label}) uses a buffer that its owner {taken}{at(r[8])}")
         if not failures:
             return None
+        return self.drop_records(failures)
+
+    def drop_records(self, failures: dict[int, Exception]) -> Exception:
+        """Go on without the noted records that failed, by their numbers, and what depends on them. Returns the first one's error, which
+        waits for the next synchronising call."""
         failure = next(iter(failures.values()))
         noted = len(self.records)
         self._leave_out(self.records, failures)
@@ -292,7 +299,7 @@ class Recorder:
             if records and self.timer is not None:
                 self.timer.encode(encoder, records)
             elif records:
-                self._fill(encoder, records)
+                self.fill(encoder, records)
             for source, offset, target, target_offset, size in copies:
                 n.copy(encoder, source, offset, target, target_offset, size)
             commands = n.finish(encoder)
@@ -302,7 +309,7 @@ class Recorder:
         finally:
             n.release_encoder(encoder)
 
-    def _fill(self, encoder: Any, records: Sequence[Record]) -> None:
+    def fill(self, encoder: Any, records: Sequence[Record]) -> None:
         """Record a pass of these."""
         n, null = self.native, self.native.NULL
         set_pipeline, set_group, dispatch = n.set_pipeline, n.set_bind_group, n.dispatch
@@ -328,7 +335,7 @@ class Recorder:
         Ctrl-C may strike at any call: the records are gone if and only if the driver has them.
         """
         device = self.device
-        self._deliver()
+        assert self.outbox.away is None, "submits are in order"
         if self.slot:
             self.write_numbers(self.ring, 0, self.host, self.slot * SCALAR_BLOCK)
         if self.timer is not None:
@@ -352,120 +359,29 @@ class Recorder:
             else:
                 self.records, self.slot, self.runs = records, slot, runs
         self._keep_unrecorded(len(records))
-        self._is_out(self.epoch - 1, self.dead)
+        self.gone, self.dead = [*self.gone, *self.dead], []
+        self.is_out(self.epoch - 1)
 
-    def _is_out(self, epoch: int, dead: list[Any]) -> None:
-        """The driver has a submit; nothing that waited for one needs these bind groups any more."""
+    def is_out(self, epoch: int) -> None:
+        """The driver has a submit."""
         self.counters.submits += 1
-        while dead:  # Ctrl-C may strike: none is released twice
-            self.native.release_bind_group(dead.pop())
+        while self.gone:  # Ctrl-C may strike: none is released twice
+            self.native.release_bind_group(self.gone.pop())
         if (epoch + 1) % TOKEN_EVERY == 0:
             self.tokens.append((epoch, self.native.work_done(self.device.queue)))
 
-    # submitting by way of the courier
+    # by way of the courier
 
     @property
     def unsent(self) -> int:
-        """The epoch of the first submit that the driver does not have."""
-        return self.epoch if self.away is None else self.away.epoch
+        """The epoch of the first submit that the driver is not known to have."""
+        away = self.outbox.away
+        return self.epoch if away is None else away.epoch
 
-    def _hand_over(self) -> None:
-        """Encode what is noted and let the courier bring it out: it is submitted before anything else is, at the latest when the next
-        is handed over. What the courier cannot serve is submitted here."""
+    def deliver(self) -> Exception | None:
+        """See that what was handed over is out, or noted again. Returns the error of what the driver refused."""
         with paused():
-            courier = self._courier()
-            if courier is None or self.slot or self.timer is not None or self.device.adopted:
-                self._flush()
-                return
-            n, records, sent = self.native, self.records, list[None]()
-            encoder = n.create_encoder(self.device.handle, n.NULL)
-            issued = [entry for entry in self.issued if entry[0] < len(records)]
-            away = Away(records, self.runs, self.epoch, issued, self.dead)
-            away.handles.append((n.release_encoder, encoder))
-            try:
-                self._fill(encoder, records)
-                order = n.order(self.device.queue, encoder, away.handles)
-                if self._deliver():  # after that, which leaves the courier more time
-                    courier.send(order, sent)
-            except n.errors:
-                pass  # which dispatch it is will be found below
-            finally:
-                if sent:
-                    self.away, self.records, self.runs, self.dead = away, [], [], []
-                    self.epoch += 1
-                else:
-                    away.release()
-            if sent:
-                self._keep_unrecorded(len(records))
-            else:
-                self._flush()
-
-    def _courier(self) -> Courier | None:
-        """The courier; None where Python starts no more threads, as when it exits."""
-        if self.courier is None:
-            try:
-                self.courier = Courier(self.native)
-            except RuntimeError:
-                return None
-        return self.courier
-
-    def _deliver(self) -> bool:
-        """See that what was handed over is out. Returns whether it is: what could not be finished is noted again."""
-        away = self.away
-        if away is None:
-            return True
-        if not away.lost:
-            courier = self.courier
-            assert courier is not None
-            courier.take(away.results)
-            away.release()
-            text = courier.failure()
-            if not self.native.finishes_late:
-                self.away, self.device.pool.submitted, self.uploaded = None, away.epoch, 0
-                self._is_known(away, self.native.errors[0](text) if text else None)
-            elif text:
-                away.lost = True
-                self.native.release_commands(away.results[0])
-            else:
-                self._submit_away(away)
-        if away.lost:
-            self._take_back(away)
-        return not away.lost
-
-    def _submit_away(self, away: Away) -> None:
-        sent: list[None] = []
-        failure: Exception | None = None
-        try:
-            self.native.submit(self.device.queue, away.results, sent)
-        except self.native.errors as error:
-            failure = error
-        finally:
-            if sent:
-                self.away, self.device.pool.submitted, self.uploaded = None, away.epoch, 0
-            else:
-                away.lost = True  # the command buffer is released, whatever happened
-        if sent:
-            self._is_known(away, failure)
-
-    def _is_known(self, away: Away, error: Exception | None) -> None:
-        """The driver has what was handed over, or refused it: then its buffers hold nothing, nor those that were to be made of them."""
-        self._is_out(away.epoch, away.dead)
-        if error is None:
-            return
-        failure = self.device.translate(error, "submitting", None)
-        if self.device.lost:
-            raise failure from error
-        self._take_back(away)
-        self._leave_out(self.records, dict.fromkeys(range(len(away.records)), failure))
-        self.error = self.error or failure
-
-    def _take_back(self, away: Away) -> None:
-        """Note again what was handed over, before what was noted since."""
-        shift = len(away.records)
-        records, dead = away.records + self.records, away.dead + self.dead
-        runs = away.runs + [run._replace(start=run.start + shift, end=run.end + shift) for run in self.runs]
-        issued = deque((*away.issued, *((i + shift, buffer) for i, buffer in self.issued)), MAX_ISSUED)
-        self.records, self.runs, self.issued, self.dead, self.away = records, runs, issued, dead, None
+            return self.outbox.deliver()
 
     def write_numbers(self, ring: Any, offset: int, data: Any, nbytes: int) -> None:
         """Bytes into a buffer of scalar blocks, ahead of the next submit."""

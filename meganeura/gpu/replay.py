@@ -407,22 +407,22 @@ class Frozen:
     def _before(self) -> list[Any]:
         """What must be submitted ahead of the first chunk: noted eager work, and the scalars that changed."""
         recorder = self.device.recorder
-        if recorder.away is not None:
-            recorder._flush()
+        refused = recorder.deliver()
         low, high = self.dirty
         if high > low:
             recorder.write_numbers(self.ring, low, memoryview(self.host)[low:high], high - low)
             self.dirty = (0, 0)
-        if not recorder.records:
-            return []
-        commands, failure = recorder.finished()
+        commands, failure = recorder.finished() if recorder.records else (None, None)
+        failure = failure or refused
+        first = [] if commands is None else [commands]
         lost = next((b for b in self.using if b.error is not None), None) if failure is not None else None
         if lost is not None:  # what this list reads was never written
-            recorder.submit([commands])
+            if first:
+                recorder.submit(first)
             if recorder.error is failure:
                 recorder.error = None  # it is raised now
             lost.check()
-        return [commands]
+        return first
 
     def _submit(self) -> None:
         """Submit chunk after chunk: the device works on one while the next is encoded."""
@@ -523,7 +523,7 @@ class Frozen:
             return
         with device.lock:
             self.broken = self.broken or "it was closed"
-            if device.recorder.away is not None or any(run.frozen is self for run in device.recorder.runs):
+            if any(run.frozen is self for run in device.recorder.runs):
                 device.recorder._flush()
             self._discard_ready()
             status, numbers, self.numbers = device.status, self.numbers, []

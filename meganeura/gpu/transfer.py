@@ -118,7 +118,7 @@ class Transfer:
         recorder = device.recorder
         recorder.waits += 1
         recorder._flush()
-        epoch = recorder.epoch - 1
+        epoch = recorder.unsent - 1
         token = device.native.work_done(device.queue)
         device.native.wait(device.handle, token)
         self._landed(token, epoch)
@@ -152,7 +152,7 @@ class Transfer:
         device.recorder.waits += 1
         try:
             device.recorder._flush(copies)
-            epoch = device.recorder.epoch - 1
+            epoch = device.recorder.unsent - 1
             token = device.native.map_read(staging, tail)
             device.native.wait(device.handle, token)
             if token.ok:

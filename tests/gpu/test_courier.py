@@ -1,24 +1,24 @@
-"""What a thread of its own finishes: submitted in order, none twice, none lost, and nothing overtakes it."""
+"""The thread that makes the slow call of a submit: whose errors are whose, Ctrl-C while it is waited for, its beginning and its end."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from meganeura import gpu
 from meganeura.errors import DeviceError
-from meganeura.gpu import replay
+from meganeura.gpu import recorder, replay
 from meganeura.gpu.courier import Courier
+from meganeura.gpu.outbox import Outbox
 from meganeura.gpu.recorder import SHARED
-from meganeura.gpu.replay import Frozen
+from meganeura.gpu.replay import COPIES
 
-from .handmade import child, copy, floats, scale, scale_launch, upload
+from .handed_over import pair, sent_away
+from .handmade import child, floats
 from .test_lifetimes import lives
 
 
@@ -28,214 +28,50 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "QUICK", 1e9)
 
 
-def pair(device: gpu.Device, value: float = 0.0) -> tuple[Frozen, gpu.Buffer, gpu.Buffer]:
-    """A list that adds 1 twice to a buffer, by way of another, proved by one run; and both."""
-    x, y = upload(device, np.full(64, value, np.float32)), device.alloc(256)
-    steps = [(scale_launch(64), (x, y), None), (scale_launch(64), (y, x), None)]
-    frozen = Frozen(device, steps, [("there", "c.py:1"), ("back", "c.py:2")], ahead=True)
-    for i in range(2):
-        frozen.set_scalars(i, (1.0, 1.0))
-    frozen.run()
-    return frozen, x, y
-
-
-def sent_away(device: gpu.Device, frozen: Frozen, runs: int = SHARED) -> None:
-    """So many runs, the last batch of them with the courier."""
-    device.flush()
-    for _ in range(runs):
-        frozen.run()
-    assert device.recorder.away is not None
-    assert device.recorder.records == []
-
-
-def test_a_batch_is_submitted_when_the_next_is_handed_over(device: gpu.Device) -> None:
+def test_errors_are_those_of_their_thread(device: gpu.Device) -> None:
+    """What the library tells in the courier's thread is not raised here, and the other way round."""
     frozen, x, _ = pair(device)
-    device.flush()
-    before, epoch = device.counters.submits, device.recorder.epoch
-    for batch in range(3):
-        for _ in range(SHARED):
-            frozen.run()
-        assert (device.counters.submits, device.recorder.epoch) == (before + batch, epoch + batch + 1)
-        assert device.recorder.unsent == epoch + batch
-    device.flush()
-    assert device.counters.submits == before + 3
-    assert device.recorder.unsent == device.recorder.epoch == epoch + 3
-    assert floats(device, x, 64).tolist() == [2 + 6 * SHARED] * 64
-
-
-@pytest.mark.parametrize("act", ["read", "write", "record", "another list", "close", "synchronize"])
-def test_nothing_overtakes_it(device: gpu.Device, act: str) -> None:
-    frozen, x, y = pair(device)
     sent_away(device, frozen)
-    total = 2.0 + 2 * SHARED
-    if act == "write":
-        device.write(x, 0, np.full(64, 100, np.float32))
-        total = 100
-    elif act == "record":
-        device.record(device.prepare(scale(64)), (x, y), (2.0, 0.0), None, "twice")
-        device.record(device.prepare(copy(64)), (y, x), (), None, "copy")
-        total *= 2
-    elif act == "another list":
-        other = Frozen(device, [(scale_launch(64), (x, y), None), (scale_launch(64), (y, x), None)])
-        other.set_scalars(0, (2.0, 0.0))
-        other.set_scalars(1, (1.0, 3.0))
-        other.run()
-        total = 2 * total + 3
-    elif act == "close":
-        frozen.close()
-    elif act == "synchronize":
-        device.synchronize()
-        assert device.recorder.away is None
-    assert floats(device, x, 64).tolist() == [total] * 64
-
-
-def test_uploads_into_other_memory_need_not_wait(device: gpu.Device) -> None:
-    frozen, x, _ = pair(device)
-    other = upload(device, np.zeros(64, np.float32))
-    sent_away(device, frozen)
-    device.write(other, 0, np.ones(64, np.float32))
-    assert device.recorder.away is not None
-    assert upload(device, np.zeros(64, np.float32)) not in frozen.using
-    assert (floats(device, x, 1)[0], floats(device, other, 1)[0]) == (2 + 2 * SHARED, 1)
-
-
-def test_memory_that_it_uses_is_handed_out_to_no_upload(device: gpu.Device) -> None:
-    frozen, x, y = pair(device)
-    sent_away(device, frozen)
-    device.free(x)
-    assert device.alloc(256, idle=True) is not x
-    assert floats(device, x, 1)[0] == 2 + 2 * SHARED
-    device.free(y)
-
-
-def test_numbers_of_what_is_away_stay(device: gpu.Device) -> None:
-    """Each run reads the numbers that it was noted with, though those noted since had others written."""
-    frozen, x, _ = pair(device)
-    total, first = 2.0, len(frozen.host)
-    for i in range(5 * SHARED + 3):
-        frozen.set_scalars(0, (1.0, float(i)))
-        frozen.run()
-        total += i + 1
-    assert frozen.noted == 5 * SHARED + 3
-    assert set(frozen.notes) == set(range(1, 2 * SHARED + 1)), first
-    assert floats(device, x, 1)[0] == total
-
-
-def test_bind_groups_live_until_what_is_noted_was_submitted(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen, _, _ = pair(device)
-    released: list[Any] = []
-    release = device.native.release_bind_group
-    monkeypatch.setattr(device.native, "release_bind_group", lambda handle: (released.append(handle), release(handle)))
-    sent_away(device, frozen)
-    away = [g.handle for g in frozen.groups]
-    second, z, _ = pair(device, 5.0)
-    sent_away(device, frozen)
-    for _ in range(3):
-        second.run()
-    noted = [g.handle for g in second.groups]
-    frozen.close()  # submits both
-    assert not set(released) & {*away, *noted}
-    second.run()
-    sent_away(device, second, 2 * SHARED)
-    second.run()
-    for group in list(second.groups):
-        device.recorder.drop(group)
-    device.recorder._deliver()
-    assert not set(released) & set(noted)
-    device.flush()
-    assert set(noted) <= set(released)
-    assert floats(device, z, 1)[0] == 5 + 2 * (1 + 3 + 1 + 2 * SHARED + 1)
-
-
-# ---- failures ----
-
-
-def test_what_the_driver_cannot_finish_is_found_and_the_rest_runs(device: gpu.Device) -> None:
-    """A run that reads what it writes, past our own checks; what reads its results does not run, other lists do."""
-    frozen, x, y = pair(device)
-    other, z, _ = pair(device, 50.0)
-    device.flush()
-    for _ in range(SHARED - 2):
-        frozen.run()
-    device.faults.skip_checks = True
-    try:
-        frozen.rebind(x, y)
-        frozen.run()
-        assert device.recorder.away is None
-        other.run()  # the batch is full
-    finally:
-        device.faults.skip_checks = False
-    assert (device.recorder.away is not None) == device.native.finishes_late  # Dawn knows it at once
-    for _ in range(3):
-        other.run()
-    with pytest.raises(DeviceError, match=r"could not be recorded(?s:.)*c\.py"):
-        device.synchronize()
-    assert (floats(device, x, 1)[0], floats(device, z, 1)[0]) == (2 + 2 * (SHARED - 2), 50 + 2 * 5)
-    other.run()
-    assert floats(device, z, 1)[0] == 50 + 2 * 6
-
-
-def test_what_reads_lost_results_does_not_run(device: gpu.Device) -> None:
-    """Noted after it was handed over, before anybody knew."""
-    frozen, x, y = pair(device)
-    out, late = device.alloc(256), device.alloc(256)
-    device.flush()
-    device.faults.skip_checks = True
-    try:
-        frozen.made = [out]
-        bad = Frozen(device, [(scale_launch(64), (x, out), None)], [("bad", "b.py:1")], ahead=True)
-        bad.set_scalars(0, (1.0, 1.0))
-        bad.run()
-        bad.made = [out]
-        bad.rebind(x, out)
-        for _ in range(SHARED):
-            bad.run()
-    finally:
-        device.faults.skip_checks = False
-    assert (device.recorder.away is not None) == device.native.finishes_late
-    with pytest.raises(DeviceError, match="bad"):
-        device.record(device.prepare(copy(64)), (out, late), (), "r.py:1", "reader")
-        device.synchronize()
-    with contextlib.suppress(DeviceError):  # Dawn's, which the reader met before
-        device.synchronize()
-    for buffer in (out, late) if device.native.finishes_late else (out,):
-        with pytest.raises(DeviceError, match="bad"):
-            buffer.check()
-    y.check()
-
-
-@pytest.mark.parametrize("noted", [0, 3])
-def test_a_refused_submit_marks_what_it_would_have_written(device: gpu.Device, noted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen, _, y = pair(device)
-    other, z, _ = pair(device, 50.0)
-    frozen.made = [y]
-    sent_away(device, frozen)
-    for _ in range(noted):
-        other.run()
-    submit, courier = device.native.submit, device.recorder.courier
+    courier, told = device.recorder.outbox.courier, device.native.api.error_handler
     assert courier is not None
+    results: list[list[str]] = []
 
-    def refuse(queue: Any, commands: list[Any], sent: list[None]) -> None:
-        monkeypatch.setattr(device.native, "submit", submit)
-        for c in commands:
-            device.native.release_commands(c)
-        sent.append(None)
-        raise device.native.errors[0]("injected")
+    def work() -> None:
+        with device.native.kept_errors() as errors:
+            told.handle_error("Validation", "theirs")
+            results.append(errors)
 
-    def told() -> str:
-        monkeypatch.setattr(courier, "failure", failure)
-        return "injected"
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    device.native.release_buffer(device.native.create_buffer(device.handle, 256, 0x80))  # raises what is pending
+    assert results == [["theirs"]]
+    assert courier.errors == []
+    assert thread.ident not in device.native._kept
+    assert floats(device, x, 1)[0] == 2 + 2 * SHARED
 
-    if device.native.finishes_late:
-        monkeypatch.setattr(device.native, "submit", refuse)
-    else:
-        failure = courier.failure
-        monkeypatch.setattr(courier, "failure", told)
-    with pytest.raises(DeviceError, match="injected"):
-        device.synchronize()
-    with pytest.raises(DeviceError, match="injected"):
-        y.check()
-    assert floats(device, z, 1)[0] == 52 + 2 * noted
+
+@pytest.mark.parametrize(
+    ("late", "features", "allowed"), [(True, set(), True), (False, set(), False), (False, {"implicit-device-synchronization"}, True)]
+)
+def test_devices_for_one_thread_have_none(late: bool, features: set[str], allowed: bool) -> None:
+    fake = SimpleNamespace(
+        native=SimpleNamespace(finishes_late=late), device=SimpleNamespace(wgpu=SimpleNamespace(features=features)), slot=0
+    )
+    outbox = Outbox(fake)  # type: ignore[arg-type]
+    assert outbox.allowed == allowed
+    if not allowed:
+        assert not outbox.hand_over()
+
+
+def test_it_does_not_wait_for_itself(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer may run in its thread while the library tells of an error."""
+    frozen, x, _ = pair(device)
+    sent_away(device, frozen)
+    with monkeypatch.context() as patch, pytest.raises(DeviceError, match="wait for itself"):
+        patch.setattr(device.recorder.outbox.courier, "_thread", threading.current_thread())
+        device.flush()
+    assert floats(device, x, 1)[0] == 2 + 2 * SHARED
 
 
 def test_ctrl_c_at_any_call_neither_loses_nor_repeats_work() -> None:
@@ -324,32 +160,67 @@ def test_ctrl_c_while_the_courier_is_waited_for(device: gpu.Device, monkeypatch:
     assert floats(device, x, 1)[0] == 2 + 2 * 5 * SHARED
 
 
-# ---- the thread ----
+def test_ctrl_c_after_the_submit_keeps_the_bind_groups_to_release(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, x, _ = pair(device)
+    device.flush()
+    doomed = [g.handle for g in pair(device)[0].groups]
+    released: list[Any] = []
+    release = device.native.release_bind_group
+    monkeypatch.setattr(device.native, "release_bind_group", lambda handle: (released.append(handle), release(handle)))
+    device.drain()  # the groups of the list that is gone
+    assert set(doomed) <= {*device.recorder.dead, *released}
+    for _ in range(SHARED):
+        frozen.run()
+    assert device.recorder.outbox.away is not None
+
+    def strike(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(device.recorder, "is_out", strike)
+        device.flush()
+    assert device.recorder.outbox.away is None
+    frozen.run()
+    device.flush()
+    assert set(doomed) <= set(released)
+    assert len(released) == len(set(released))
+    assert floats(device, x, 1)[0] == 2 + 2 * (SHARED + 1)
 
 
-def test_the_collector_never_runs_in_it(device: gpu.Device) -> None:
-    """A finalizer there might use the device, and wait for who waits for the thread."""
+def test_a_begin_that_was_not_seen_is_not_the_next_ones(device: gpu.Device) -> None:
     frozen, x, _ = pair(device)
     sent_away(device, frozen)
-    where: set[str] = set()
+    courier = device.recorder.outbox.courier
+    assert courier is not None
+    courier._begun.put(("stale",))
+    for _ in range(SHARED):
+        frozen.run()
+    assert floats(device, x, 1)[0] == 2 + 4 * SHARED
+    assert courier._begun.empty()
 
-    class Cycle:
-        def __init__(self) -> None:
-            self.me = self
 
-        def __del__(self) -> None:
-            where.add(threading.current_thread().name)
+def test_numbers_of_many_runs_that_could_not_be_handed_over(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there are copies of the numbers."""
+    frozen, x, _ = pair(device)
+    total, most = 2.0, COPIES + 6
 
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)
-    try:
-        for _ in range(100 * SHARED):
-            Cycle()
+    def strike(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for i in range(most):
+        frozen.set_scalars(0, (1.0, float(i)))
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            if i < COPIES - 1:
+                patch.setattr(device.native, "end_pass", strike)
             frozen.run()
-    finally:
-        gc.set_threshold(*thresholds)
-    assert where == {threading.current_thread().name}
-    assert floats(device, x, 1)[0] == 2 + 2 * 101 * SHARED
+        total += i + 1
+        if i == COPIES - 2:
+            assert len(device.recorder.runs) == COPIES - 1
+            monkeypatch.setattr(device.recorder.outbox, "allowed", False)
+            monkeypatch.setattr(recorder, "SHARED", 1000)
+            device.recorder.batch, batch = 1000, device.recorder.batch
+    device.recorder.batch = batch
+    assert floats(device, x, 1)[0] == total
 
 
 def test_it_runs_no_bytecode(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +228,7 @@ def test_it_runs_no_bytecode(device: gpu.Device, monkeypatch: pytest.MonkeyPatch
     frozen, x, _ = pair(device)
     device.flush()
     seen: list[str] = []
-    monkeypatch.setattr(device.recorder, "courier", None)
+    monkeypatch.setattr(device.recorder.outbox, "courier", None)
     threading.setprofile(lambda frame, event, argument: seen.append(event))
     try:
         sent_away(device, frozen)
@@ -431,7 +302,7 @@ def test_a_program_that_ends_while_it_is_at_work(runs: int) -> None:
         f.set_scalars(k, (1.0, 1.0))
     for _ in range({runs}):
         f.run()
-    assert d.recorder.away is not None
+    assert d.recorder.outbox.away is not None
     """)
 
 
@@ -443,57 +314,10 @@ def test_where_no_thread_can_be_started(device: gpu.Device, monkeypatch: pytest.
 
     frozen, x, _ = pair(device)
     device.flush()
-    monkeypatch.setattr(device.recorder, "courier", None)
+    monkeypatch.setattr(device.recorder.outbox, "courier", None)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     before = device.counters.submits
     for _ in range(3 * SHARED):
         frozen.run()
     assert device.counters.submits == before + 3
     assert floats(device, x, 1)[0] == 2 + 6 * SHARED
-
-
-# ---- anything in any order ----
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_any_order_of_anything(device: gpu.Device, seed: int) -> None:
-    """Lists, numbers, rebinding, uploads, eager work, reads, freed memory: as on the host, one after the other."""
-    rng = random.Random(seed)
-    lists = [[*pair(device, 10.0 * k), np.float32(10 * k + 2), 1.0] for k in range(3)]
-    spare = upload(device, np.full(64, -7, np.float32))
-    waiting, value = spare, np.float32(-7)
-    prepared = device.prepare(scale(64))
-    for _ in range(400):
-        entry = rng.choice(lists)
-        frozen, x, y, now, term = entry
-        act = rng.choices(["run", "numbers", "rebind", "write", "eager", "read", "free", "flush"], [60, 12, 6, 4, 4, 3, 6, 2])[0]
-        if act == "run":
-            for _ in range(rng.choice((1, 3, SHARED, 2 * SHARED))):
-                frozen.run()
-                now = np.float32(now + np.float32(term) + 1)
-        elif act == "numbers":
-            term = float(rng.randrange(5))
-            frozen.set_scalars(0, (1.0, term))
-        elif act == "rebind":
-            frozen.rebind(x, waiting)
-            x, waiting, now, value = waiting, x, value, now
-        elif act == "write":
-            device.write(x, 0, np.full(64, 3, np.float32))
-            now = np.float32(3)
-        elif act == "eager":
-            device.record(prepared, (x, y), (1.0, 5.0), None, "f")
-            device.record(prepared, (y, x), (1.0, 0.0), None, "f")
-            now = np.float32(now + 5)
-        elif act == "read":
-            assert floats(device, x, 64).tolist() == [now] * 64
-        elif act == "free":
-            temporary = upload(device, np.full(64, 1000 + rng.randrange(9), np.float32))
-            device.record(prepared, (temporary, y), (1.0, 0.0), None, "f")
-            device.free(temporary)
-        else:
-            device.flush()
-        now = np.float32(now) if now < 1e6 else now
-        entry[:] = frozen, x, y, now, term
-    for _, x, _, now, _ in lists:
-        assert floats(device, x, 64).tolist() == [now] * 64
-    assert floats(device, waiting, 64).tolist() == [value] * 64

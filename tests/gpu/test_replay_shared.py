@@ -263,8 +263,8 @@ def test_ctrl_c_after_a_submit_leaves_no_run_behind(device: gpu.Device, monkeypa
 def test_results_of_a_failed_run_may_serve_again(courier: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Frozen", lambda *args, ahead: Frozen(*args, ahead=True))
     device = mg.device()
-    if not courier:
-        monkeypatch.setattr(device.recorder, "_courier", lambda: None)
+    outbox = device.recorder.outbox
+    monkeypatch.setattr(outbox, "allowed", courier)
     f, x = mg.compile(lambda x: x * 2 + 1), mg.ones(64)
     for _ in range(3):
         f(x)
@@ -276,17 +276,14 @@ def test_results_of_a_failed_run_may_serve_again(courier: bool, monkeypatch: pyt
         monkeypatch.setattr(device.native, "finish", finish)
         raise device.native.errors[0]("injected")
 
-    def failed() -> str:
-        monkeypatch.undo()
-        if device.native.finishes_late:  # it is encoded again
-            monkeypatch.setattr(device.native, "finish", refuse)
-        return "injected"
-
-    if courier:
-        monkeypatch.setattr(device.recorder._courier(), "failure", failed)
-    else:
+    if not courier:
         monkeypatch.setattr(device.native, "finish", refuse)
     outs = [f(x) for _ in range(SHARED)]
+    if courier:
+        assert outbox.courier is not None
+        outbox.courier.errors.append("injected")
+        if device.native.finishes_late:  # it is encoded again
+            monkeypatch.setattr(device.native, "finish", refuse)
     with pytest.raises(DeviceError, match=r"recorded|submitting"):
         mg.synchronize()
     for out in outs:
