@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 MIN_CLASS = 256
-HOT = 8  # buffers used last, among which an idle one is looked for
+HOT = 48  # buffers used last, among which an idle one is looked for: more than uploads are under way
 
 
 class Buffer:

@@ -46,7 +46,7 @@ def test_second_call_makes_nothing(zero_first: bool) -> None:
 def test_inputs_that_take_turns_make_nothing() -> None:
     """Fresh batches reuse the pool's buffers, and buffers that take turns reuse their bind groups."""
     step = mg.compile(setup().step)
-    for i in range(24):  # where runs share a submit, batches of several are under way
+    for i in range(48):  # where runs share a submit, batches of many are under way
         step(*batch(i))
     before = counts()
     for i in range(12):
