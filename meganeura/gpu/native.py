@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ class Native:
             raise DeviceError(f"the WebGPU package {package!r} cannot be imported ({error}); {hint}") from error
         self.backend = backend
         self.api = api
+        self.logger = logging.getLogger(package)
         self.interrupt: BaseException | None = None
         self._numbers = itertools.count(1)
         self._awaited: dict[int, Token] = {}  # what callbacks find by number: the library may call back after a wait was given up

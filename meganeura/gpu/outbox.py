@@ -8,10 +8,14 @@ Ctrl-C may strike at any call: each step is such that it can be taken again.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DeviceError
 from .courier import Courier
 
 if TYPE_CHECKING:
@@ -48,12 +52,27 @@ class Outbox:
         self.allowed = self.native.finishes_late or "implicit-device-synchronization" in recorder.device.wgpu.features
         self.courier: Courier | None = None
         self.away: Away | None = None
+        self.busy = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A block that must not be entered inside itself, as a signal's handler or a finalizer might."""
+        if self.busy:
+            raise DeviceError("a signal's handler or a finalizer used the device in the middle of a submit; use it from plain code")
+        try:
+            self.busy = True
+            yield
+        finally:
+            self.busy = False
 
     def hand_over(self) -> bool:
         """Encode what is noted and let the courier do the rest. Returns False where it cannot: all is noted still."""
-        recorder, n, courier = self.recorder, self.native, self._courier()
-        if courier is None:
-            return False
+        with self._alone():
+            courier = self._courier()
+            return courier is not None and self._hand_over(courier)
+
+    def _hand_over(self, courier: Courier) -> bool:
+        recorder, n = self.recorder, self.native
         records, sent = recorder.records, list[None]()
         encoder = n.create_encoder(recorder.device.handle, n.NULL)
         issued = [entry for entry in recorder.issued if entry[0] < len(records)]
@@ -62,7 +81,7 @@ class Outbox:
         try:
             order = self._order(encoder, records, away.handles)
             if order is not None:
-                self.deliver()  # after the encoding, which leaves the courier more time
+                self._deliver()  # after the encoding, which leaves the courier more time
                 if recorder.records is records:  # what could not be delivered is among them otherwise
                     courier.send(order, sent)
         finally:
@@ -79,15 +98,15 @@ class Outbox:
 
     def _courier(self) -> Courier | None:
         """The courier, made when first asked for; None where it is of no use: numbers of eager dispatches are written at a submit,
-        devices may be for one thread, and Python starts no more threads when it exits."""
-        if not self.allowed or self.recorder.slot:
+        devices may be for one thread, loggers may hold locks, and Python's threads end when it exits."""
+        if not self.allowed or self.recorder.slot or self.native.logger.isEnabledFor(logging.DEBUG):
             return None
-        if self.courier is None:
+        if self.courier is None and not sys.is_finalizing():
             try:
                 self.courier = Courier(self.native)
             except RuntimeError:
-                return None
-        return self.courier
+                self.allowed = False
+        return None if self.courier is None or self.courier.ended() else self.courier
 
     def _order(self, encoder: Any, records: Sequence[Record], handles: list[tuple[Any, Any]]) -> tuple[Any, ...] | None:
         """The courier's order; None for what cannot be encoded: which dispatch it is a flush will find."""
@@ -99,6 +118,12 @@ class Outbox:
 
     def deliver(self) -> Exception | None:
         """See that what was handed over is out, or noted again. Returns the error of what the driver refused."""
+        if self.away is None and not self.busy:
+            return None
+        with self._alone():
+            return self._deliver()
+
+    def _deliver(self) -> Exception | None:
         away, recorder = self.away, self.recorder
         if away is None:
             return None
@@ -118,7 +143,10 @@ class Outbox:
         """Wait for the courier, and submit what it finished if it did not do that."""
         courier = self.courier
         assert courier is not None
-        courier.take(away.results)
+        if not courier.take(away.results):  # Python exits, and the thread ended at its work
+            away.out, away.lost = not self.native.finishes_late, self.native.finishes_late
+            away.handles.clear()
+            return
         away.release()
         errors = courier.errors
         if not self.native.finishes_late:
@@ -158,6 +186,8 @@ class Outbox:
         for record in away.records:
             for buffer in record[7]:
                 buffer.epoch = recorder.epoch
+        for run in away.runs:
+            run.frozen.still_read(away.epoch, recorder.epoch)
         records, dead = away.records + recorder.records, away.dead + recorder.dead
         runs = away.runs + [run._replace(start=run.start + shift, end=run.end + shift) for run in recorder.runs]
         issued = deque((*away.issued, *((i + shift, buffer) for i, buffer in recorder.issued)), recorder.issued.maxlen)

@@ -351,6 +351,10 @@ class Frozen:
         self.noted += 1
         recorder.note_run(self, records)
 
+    def still_read(self, epoch: int, later: int) -> None:
+        """Copies of the numbers that were to be read in a submit are in a later one."""
+        self.read.update({copy: later for copy, last in self.read.items() if last == epoch})
+
     def _noted(self) -> list[Record]:
         """The records of a run that reads the present copy of the numbers."""
         records, stale = self.notes.get(self.copy), self.stale.setdefault(self.copy, set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from meganeura import gpu
 from meganeura.errors import DeviceError
-from meganeura.gpu import recorder, replay
+from meganeura.gpu import courier, recorder, replay
 from meganeura.gpu.courier import Courier
 from meganeura.gpu.outbox import Outbox
 from meganeura.gpu.recorder import SHARED
@@ -32,8 +33,8 @@ def test_errors_are_those_of_their_thread(device: gpu.Device) -> None:
     """What the library tells in the courier's thread is not raised here, and the other way round."""
     frozen, x, _ = pair(device)
     sent_away(device, frozen)
-    courier, told = device.recorder.outbox.courier, device.native.api.error_handler
-    assert courier is not None
+    mine, told = device.recorder.outbox.courier, device.native.api.error_handler
+    assert mine is not None
     results: list[list[str]] = []
 
     def work() -> None:
@@ -46,7 +47,7 @@ def test_errors_are_those_of_their_thread(device: gpu.Device) -> None:
     thread.join()
     device.native.release_buffer(device.native.create_buffer(device.handle, 256, 0x80))  # raises what is pending
     assert results == [["theirs"]]
-    assert courier.errors == []
+    assert mine.errors == []
     assert thread.ident not in device.native._kept
     assert floats(device, x, 1)[0] == 2 + 2 * SHARED
 
@@ -190,13 +191,40 @@ def test_ctrl_c_after_the_submit_keeps_the_bind_groups_to_release(device: gpu.De
 def test_a_begin_that_was_not_seen_is_not_the_next_ones(device: gpu.Device) -> None:
     frozen, x, _ = pair(device)
     sent_away(device, frozen)
-    courier = device.recorder.outbox.courier
-    assert courier is not None
-    courier._begun.put(("stale",))
+    mine = device.recorder.outbox.courier
+    assert mine is not None
+    mine._begun.put(("stale",))
     for _ in range(SHARED):
         frozen.run()
     assert floats(device, x, 1)[0] == 2 + 4 * SHARED
-    assert courier._begun.empty()
+    assert mine._begun.empty()
+
+
+def test_numbers_of_what_is_noted_again_stay(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C strikes in the submit of what was away, and in the flush that follows."""
+    frozen, x, _ = pair(device)
+    device.flush()
+    total = 2.0
+    for i in range(SHARED):
+        frozen.set_scalars(0, (1.0, float(i)))
+        frozen.run()
+        total += i + 1
+
+    def strike(queue: Any, commands: list[Any], sent: list[None]) -> None:
+        for c in commands:
+            device.native.release_commands(c)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.native, "submit", strike)
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                device.flush()
+    for i in range(3 * SHARED):
+        frozen.set_scalars(0, (1.0, float(i)))
+        frozen.run()
+        total += i + 1
+    assert floats(device, x, 1)[0] == total
 
 
 def test_numbers_of_many_runs_that_could_not_be_handed_over(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,18 +334,79 @@ def test_a_program_that_ends_while_it_is_at_work(runs: int) -> None:
     """)
 
 
-def test_where_no_thread_can_be_started(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when Python exits."""
-
+@pytest.mark.parametrize("how", ["refused", "dies at once"])
+def test_where_no_thread_can_be_started(device: gpu.Device, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
+        raise RuntimeError("can't start new thread")
 
     frozen, x, _ = pair(device)
     device.flush()
-    monkeypatch.setattr(device.recorder.outbox, "courier", None)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    before = device.counters.submits
-    for _ in range(3 * SHARED):
-        frozen.run()
+    outbox = device.recorder.outbox
+    monkeypatch.setattr(outbox, "courier", None)
+    monkeypatch.setattr(outbox, "allowed", True)
+    with monkeypatch.context() as patch:
+        if how == "refused":
+            patch.setattr(threading.Thread, "start", refuse)
+        else:
+            patch.setattr(courier, "_serve", lambda *_: None)
+        before = device.counters.submits
+        for _ in range(3 * SHARED):
+            frozen.run()
     assert device.counters.submits == before + 3
+    assert not outbox.allowed
     assert floats(device, x, 1)[0] == 2 + 6 * SHARED
+
+
+def test_libraries_that_log_every_call_do_so_in_the_callers_thread(device: gpu.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers have locks, which who waits for the courier may hold."""
+    frozen, x, _ = pair(device)
+    device.flush()
+    monkeypatch.setattr(device.native, "logger", SimpleNamespace(isEnabledFor=lambda level: level >= logging.DEBUG))
+    for _ in range(SHARED):
+        frozen.run()
+    assert device.recorder.outbox.away is None
+    assert floats(device, x, 1)[0] == 2 + 2 * SHARED
+
+
+@pytest.mark.parametrize("where", ["send", "take"])
+def test_nobody_uses_the_device_in_the_middle_of_it(device: gpu.Device, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler gets an error, and the work around it is whole."""
+    frozen, x, _ = pair(device)
+    sent_away(device, frozen)
+    plain = getattr(Courier, where)
+
+    def interrupted(self: Courier, *arguments: Any) -> Any:
+        with pytest.raises(DeviceError, match="in the middle of a submit"):
+            device.flush()
+        return plain(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Courier, where, interrupted)
+        for _ in range(SHARED):
+            frozen.run()
+    assert floats(device, x, 1)[0] == 2 + 4 * SHARED
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_finalizers_at_the_very_end(before: int) -> None:
+    """When Python exits its threads stop, and none can be started."""
+    lives(f"""
+    import builtins
+    from meganeura.gpu import replay
+    replay.QUICK = 1e9
+    d = gpu.current()
+    x, y = upload(d, np.zeros(64, np.float32)), d.alloc(256)
+    f = replay.Frozen(d, [(scale_launch(64), (x, y), None), (scale_launch(64), (y, x), None)], ahead=True)
+    for k in range(2):
+        f.set_scalars(k, (1.0, 1.0))
+    f.run()
+    class Last:
+        def __del__(self, f=f, d=d, x=x, floats=floats, os=os):
+            for _ in range(17):
+                f.run()
+            if floats(d, x, 1)[0] != 2 * (18 + {before}):
+                os._exit(3)
+    builtins.last = Last()
+    for _ in range({before}):
+        f.run()
+    """)
