@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -52,24 +51,21 @@ class Outbox:
         self.allowed = self.native.finishes_late or "implicit-device-synchronization" in recorder.device.wgpu.features
         self.courier: Courier | None = None
         self.away: Away | None = None
-        self.busy = False
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A block that must not be entered inside itself, as a signal's handler or a finalizer might."""
-        if self.busy:
-            raise DeviceError("a signal's handler or a finalizer used the device in the middle of a submit; use it from plain code")
-        try:
-            self.busy = True
-            yield
-        finally:
-            self.busy = False
+        self.busy = False  # in one of the two calls that are not to be made inside each other
 
     def hand_over(self) -> bool:
         """Encode what is noted and let the courier do the rest. Returns False where it cannot: all is noted still."""
-        with self._alone():
+        self._refuse_nested()
+        try:
+            self.busy = True
             courier = self._courier()
             return courier is not None and self._hand_over(courier)
+        finally:
+            self.busy = False
+
+    def _refuse_nested(self) -> None:
+        if self.busy:
+            raise DeviceError("a signal's handler or a finalizer used the device in the middle of a submit; use it from plain code")
 
     def _hand_over(self, courier: Courier) -> bool:
         recorder, n = self.recorder, self.native
@@ -120,8 +116,12 @@ class Outbox:
         """See that what was handed over is out, or noted again. Returns the error of what the driver refused."""
         if self.away is None and not self.busy:
             return None
-        with self._alone():
+        self._refuse_nested()
+        try:
+            self.busy = True
             return self._deliver()
+        finally:
+            self.busy = False
 
     def _deliver(self) -> Exception | None:
         away, recorder = self.away, self.recorder
