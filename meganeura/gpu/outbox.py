@@ -114,8 +114,6 @@ class Outbox:
 
     def deliver(self) -> Exception | None:
         """See that what was handed over is out, or noted again. Returns the error of what the driver refused."""
-        if self.away is None and not self.busy:
-            return None
         self._refuse_nested()
         try:
             self.busy = True

@@ -380,6 +380,8 @@ class Recorder:
 
     def deliver(self) -> Exception | None:
         """See that what was handed over is out, or noted again. Returns the error of what the driver refused."""
+        if self.outbox.away is None and not self.outbox.busy:
+            return None
         with paused():
             return self.outbox.deliver()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from meganeura import gpu
@@ -11,11 +13,11 @@ from meganeura.gpu.replay import Frozen
 from .handmade import scale_launch, upload
 
 
-def pair(device: gpu.Device, value: float = 0.0) -> tuple[Frozen, gpu.Buffer, gpu.Buffer]:
+def pair(device: gpu.Device, value: float = 0.0, **options: Any) -> tuple[Frozen, gpu.Buffer, gpu.Buffer]:
     """A list that adds 1 twice to a buffer, by way of another, proved by one run; and both."""
     x, y = upload(device, np.full(64, value, np.float32)), device.alloc(256)
     steps = [(scale_launch(64), (x, y), None), (scale_launch(64), (y, x), None)]
-    frozen = Frozen(device, steps, [("there", "c.py:1"), ("back", "c.py:2")], ahead=True)
+    frozen = Frozen(device, steps, [("there", "c.py:1"), ("back", "c.py:2")], **{"ahead": True, **options})
     for i in range(2):
         frozen.set_scalars(i, (1.0, 1.0))
     frozen.run()

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,31 @@ def upload(device: gpu.Device, values: Any) -> gpu.Buffer:
 
 def floats(device: gpu.Device, buffer: gpu.Buffer, n: int) -> np.ndarray:
     return np.frombuffer(device.read(buffer, 0, 4 * n), np.float32)
+
+
+def struck(act: Callable[[], Any], at: int) -> bool:
+    """Run act with Ctrl-C at the at-th call of Python or return of C below it, in gpu/ and the WebGPU packages. Whether it came so far.
+    Not inside what the library calls back, and not where nothing is under way yet (`run`)."""
+    left = at
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal left
+        if "/gpu/" not in frame.f_code.co_filename and "wgpu" not in frame.f_code.co_filename:
+            return
+        if event in ("call", "c_return") and frame.f_code.co_name not in ("run", "finish", "_text", "release_commands"):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
 
 
 def child(code: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:

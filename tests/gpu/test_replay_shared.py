@@ -17,6 +17,7 @@ from meganeura.gpu import replay, timing
 from meganeura.gpu.recorder import SHARED
 from meganeura.gpu.replay import Frozen
 
+from .handed_over import pair
 from .handmade import copy, floats, scale_launch, upload
 from .test_lifetimes import lives
 
@@ -28,14 +29,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counter(device: gpu.Device, **options: Any) -> tuple[Frozen, gpu.Buffer]:
-    """A list that adds 1 twice to a buffer of zeros, by way of another, proved by one run."""
-    x, y = upload(device, np.zeros(64, np.float32)), device.alloc(256)
-    steps = [(scale_launch(64), (x, y), None), (scale_launch(64), (y, x), None)]
-    frozen = Frozen(device, steps, [("there", "c.py:1"), ("back", "c.py:2")], **{"ahead": True, **options})
-    for i in range(2):
-        frozen.set_scalars(i, (1.0, 1.0))
-    frozen.run()
-    return frozen, x
+    """A list that adds 1 twice to a buffer of zeros, proved by one run; and that."""
+    return pair(device, **options)[:2]
 
 
 def test_runs_share_a_submit(device: gpu.Device) -> None:

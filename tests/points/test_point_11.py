@@ -296,27 +296,6 @@ def test_finalizers_call_nothing_but_an_append() -> None:
 def test_ctrl_c_at_any_call_of_a_submit_neither_loses_nor_repeats_work() -> None:
     """Interrupts a flush, then a replay of three submits, at every call and return inside, one after the other."""
     done = child("""
-        def struck(act, at):
-            "Run act with Ctrl-C raised at the at-th call or return below it; whether it came so far."
-            left = at
-            def profile(frame, event, argument):
-                nonlocal left
-                if "/gpu/" not in frame.f_code.co_filename and "wgpu" not in frame.f_code.co_filename:
-                    return
-                if event in ("call", "c_return") and frame.f_code.co_name not in ("run", "finish", "_text", "release_commands"):
-                    left -= 1
-                    if left == 0:
-                        sys.setprofile(None)
-                        raise KeyboardInterrupt
-            sys.setprofile(profile)
-            try:
-                act()
-            except KeyboardInterrupt:
-                return True
-            finally:
-                sys.setprofile(None)
-            return False
-
         from meganeura.gpu.replay import Frozen
         d = gpu.current()
         p = d.prepare(scale(64))
