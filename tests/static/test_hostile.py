@@ -234,8 +234,7 @@ def test_sessions_die_and_steps_leave_nothing() -> None:
         gc.collect()
         return len(gc.get_objects())
 
-    go(session, 200)  # what runs keep for each copy of their numbers is made
-    before = go(session, 200)
+    before = go(session, 1000)  # what runs keep for each copy of their numbers and set of results is made
     assert go(session, 1000) - before < 100
     ref = weakref.ref(session)
     del session
